@@ -1,0 +1,52 @@
+# trainmover: everything a person does with a clone. `make demo` first.
+#
+# Needs Python 3.11 or newer (with its venv module), git and make; the rest is installed into .venv.
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+SEEDS ?= 1000
+FIRST ?= 0
+TESTS ?= tests
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: help venv demo test check sim docs clean
+
+help:
+	@echo "make demo    train a small GPT, switch one machine over, kill another, compare every number"
+	@echo "make test    every test, a few minutes per tier (TESTS=tests/unit for a part)"
+	@echo "make check   ruff, mypy, import contracts, house lints, unit and policy tests"
+	@echo "make sim     simulate the deciders (SEEDS=1000 FIRST=0)"
+	@echo "make docs    render the pages that are generated from code"
+	@echo "make venv    only set up .venv"
+	@echo "make clean   remove caches, build output and runs (keeps .venv)"
+
+venv: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt tools/make_venv.sh
+	@tools/make_venv.sh $(VENV)
+	@touch $@
+
+demo: $(STAMP)
+	@$(BIN)/trainmover demo
+
+test: $(STAMP)
+	@$(BIN)/python -m pytest $(TESTS)
+
+check: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python tools/tidy.py
+	$(BIN)/python -m pytest -q tests/unit tests/policy
+
+sim: $(STAMP)
+	@$(BIN)/trainmover simulate --seeds $(SEEDS) --first $(FIRST)
+
+docs: $(STAMP)
+	@$(BIN)/python tools/render_docs.py
+
+clean:
+	rm -rf build dist runs .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find src tests tools examples -name __pycache__ -type d -prune -exec rm -rf {} +
