@@ -1,0 +1,1 @@
+"""The only vocabulary between processes: messages, gate flags, journal records, exit codes."""
