@@ -1,0 +1,238 @@
+"""The I/O thread: readiness, timers and submitted calls, nothing else.
+
+Decides in which order callbacks run; knows no frame, channel or generation. One engine per
+worker process. Its `lock` guards the communicator's state: callbacks take it for short
+stretches, a calling thread may take it to start a collective itself (saves a thread switch per
+small message), and a fork waits for it, so that a child never inherits it half-way.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import os
+import select
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+
+import torch
+
+from trainmover.errors import LocalProtocolError
+
+THREAD_NAME = "trainmover-io"
+
+_READ = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR | select.EPOLLRDHUP
+_WRITE = select.EPOLLOUT | select.EPOLLHUP | select.EPOLLERR
+
+
+class Timer:
+    """A call due at an instant of the monotonic clock; `cancel` from any thread."""
+
+    __slots__ = ("due", "fn", "is_cancelled")
+
+    def __init__(self, due: float, fn: Callable[[], None]) -> None:
+        self.due = due
+        self.fn = fn
+        self.is_cancelled = False
+
+    def cancel(self) -> None:
+        """The call will not be made (unless it runs right now)."""
+        self.is_cancelled = True
+
+
+class _Watch:
+    __slots__ = ("on_readable", "on_writable")
+
+    def __init__(
+        self, on_readable: Callable[[], None], on_writable: Callable[[], None] | None
+    ) -> None:
+        self.on_readable = on_readable
+        self.on_writable = on_writable
+
+
+def _report_nowhere(error: BaseException) -> None:
+    raise error
+
+
+class Engine:
+    """One epoll loop on one named thread."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.on_fatal: Callable[[BaseException], None] = _report_nowhere
+        self.at_fork_in_child: list[Callable[[], None]] = []
+        """Closers of whatever lives on this engine; run in a forked child."""
+        self._epoll = select.epoll()
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._epoll.register(self._wake_fd, select.EPOLLIN)
+        self._watches: dict[int, _Watch] = {}
+        self._submitted: deque[Callable[[], None]] = deque()
+        self._timers: list[tuple[float, int, Timer]] = []
+        self._timer_ids = itertools.count()
+        self._thread: threading.Thread | None = None
+        self._thread_id = 0
+        self._is_stopping = False
+        self._is_forked = False
+        _ENGINES.add(self)
+
+    def start(self) -> None:
+        """Start the thread."""
+        if self._thread is not None:
+            raise LocalProtocolError("the engine was started twice")
+        self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
+        self._thread.start()
+
+    def stop(self, timeout_s: float) -> None:
+        """Let the thread end after the calls already submitted; waits up to `timeout_s`."""
+        self._is_stopping = True
+        if self._thread is None or self._is_forked:
+            return
+        self._wake()
+        if not self.on_thread():
+            self._thread.join(timeout_s)
+
+    def submit(self, fn: Callable[[], None]) -> None:
+        """Run `fn` soon on the I/O thread; from any thread."""
+        self._submitted.append(fn)
+        if not self.on_thread():
+            self._wake()
+
+    def call_later(self, delay_s: float, fn: Callable[[], None]) -> Timer:
+        """Run `fn` on the I/O thread after `delay_s`; from any thread."""
+        timer = Timer(time.monotonic() + delay_s, fn)
+        with self.lock:
+            heapq.heappush(self._timers, (timer.due, next(self._timer_ids), timer))
+        if not self.on_thread():
+            self._wake()
+        return timer
+
+    def watch(
+        self,
+        fd: int,
+        on_readable: Callable[[], None],
+        on_writable: Callable[[], None] | None = None,
+        *,
+        want_write: bool = False,
+    ) -> None:
+        """Call `on_readable` whenever `fd` is readable or broken."""
+        self._watches[fd] = _Watch(on_readable, on_writable)
+        self._epoll.register(fd, _READ | (_WRITE if want_write else 0))
+
+    def modify(self, fd: int, want_write: bool, want_read: bool = True) -> None:
+        """Choose what readiness of a watched `fd` is of interest."""
+        self._epoll.modify(fd, (_READ if want_read else 0) | (_WRITE if want_write else 0))
+
+    def unwatch(self, fd: int) -> None:
+        """Forget `fd`; call before closing it."""
+        if self._watches.pop(fd, None) is not None:
+            self._epoll.unregister(fd)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the I/O thread lives."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def on_thread(self) -> bool:
+        """Whether the caller is the I/O thread."""
+        return threading.get_ident() == self._thread_id
+
+    # -- the loop ------------------------------------------------------------
+
+    def _wake(self) -> None:
+        if not self._is_forked:
+            os.eventfd_write(self._wake_fd, 1)
+
+    def _run(self) -> None:
+        self._thread_id = threading.get_ident()
+        torch.set_grad_enabled(False)  # thread-local: our arithmetic is never recorded
+        while not (self._is_stopping and not self._submitted):
+            try:
+                self._turn()
+            except BaseException as error:  # noqa: BLE001 - handed to the owner, never swallowed
+                self.on_fatal(error)
+                return
+
+    def _turn(self) -> None:
+        for fd, ready in self._epoll.poll(self._delay_s()):
+            if fd == self._wake_fd:
+                os.eventfd_read(self._wake_fd)
+                continue
+            self._dispatch(fd, ready)
+        for _ in range(len(self._submitted)):
+            self._submitted.popleft()()
+        self._fire_timers()
+
+    def _dispatch(self, fd: int, ready: int) -> None:
+        watch = self._watches.get(fd)
+        if watch is None:  # unwatched by a callback of the same turn
+            return
+        if ready & select.EPOLLOUT and watch.on_writable is not None:
+            watch.on_writable()
+        if ready & ~select.EPOLLOUT and self._watches.get(fd) is watch:
+            watch.on_readable()
+
+    def _delay_s(self) -> float:
+        if self._submitted or self._is_stopping:
+            return 0.0
+        with self.lock:
+            while self._timers and self._timers[0][2].is_cancelled:
+                heapq.heappop(self._timers)
+            if not self._timers:
+                return 5.0
+            return min(5.0, max(0.0, self._timers[0][0] - time.monotonic()))
+
+    def _fire_timers(self) -> None:
+        now = time.monotonic()
+        while True:
+            with self.lock:
+                if not self._timers or self._timers[0][0] > now:
+                    return
+                timer = heapq.heappop(self._timers)[2]
+            if not timer.is_cancelled:
+                timer.fn()
+
+    # -- fork ----------------------------------------------------------------
+
+    def _become_child(self) -> None:
+        """Drop everything a child must not keep open: peers shall see the parent's death."""
+        self.lock = threading.RLock()
+        self._is_forked = True
+        self._is_stopping = True
+        self._thread_id = 0
+        for close in self.at_fork_in_child:
+            close()
+        self._watches.clear()
+        self._submitted.clear()
+        self._epoll.close()
+        os.close(self._wake_fd)
+
+
+_ENGINES: weakref.WeakSet[Engine] = weakref.WeakSet()
+_HELD: list[threading.RLock] = []  # type: ignore[valid-type]  # RLock is a factory in typeshed
+
+
+def _before_fork() -> None:
+    for engine in list(_ENGINES):
+        engine.lock.acquire()
+        _HELD.append(engine.lock)
+
+
+def _after_fork_in_parent() -> None:
+    while _HELD:
+        _HELD.pop().release()
+
+
+def _after_fork_in_child() -> None:
+    _HELD.clear()
+    for engine in list(_ENGINES):
+        engine._become_child()
+
+
+os.register_at_fork(
+    before=_before_fork,
+    after_in_parent=_after_fork_in_parent,
+    after_in_child=_after_fork_in_child,
+)

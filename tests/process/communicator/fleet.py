@@ -1,0 +1,195 @@
+"""Several ranks as spawned processes, for tests of the communicator."""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import queue
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from trainmover.communicator import (
+    ChannelIdentity,
+    Communicator,
+    CommunicatorConfig,
+    Engine,
+    Mode,
+    init_process_group,
+)
+from trainmover.topology import Member, Membership
+
+SECRET = b"a secret of the tests"
+
+
+class Recorder:
+    """Events as (name, arguments), to wait for; breaks are answered as a worker would."""
+
+    def __init__(self) -> None:
+        self.communicator: Communicator | None = None
+        self.seen: list[tuple[Any, ...]] = []
+        self.breaks_on_loss = True
+        self._changed = threading.Condition()
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        if name.startswith("_"):
+            raise AttributeError(name)
+
+        def note(*arguments: Any) -> None:
+            if name in ("channel_broken", "poisoned") and self.breaks_on_loss:
+                assert self.communicator is not None
+                if arguments[0] == self.communicator.generation:
+                    self.communicator.break_generation(name)
+            with self._changed:
+                self.seen.append((name, *arguments))
+                self._changed.notify_all()
+
+        return note
+
+    def wait(self, name: str, *prefix: Any, timeout_s: float = 20.0) -> tuple[Any, ...]:
+        def found() -> tuple[Any, ...] | None:
+            for event in self.seen:
+                if event[: 1 + len(prefix)] == (name, *prefix):
+                    return event
+            return None
+
+        with self._changed:
+            if not self._changed.wait_for(lambda: found() is not None, timeout_s):
+                raise TimeoutError(f"no {name}{prefix} after {timeout_s} s; seen {self.seen}")
+            event = found()
+            assert event is not None
+            return event
+
+
+class Rank:
+    """What a test function gets: one worker's communicator and the fleet's blackboard."""
+
+    def __init__(self, index: int, size: int, board: Any, machines: bool, **config: Any) -> None:
+        self.index, self.size, self.board = index, size, board
+        self.machines = machines
+        self.events = Recorder()
+        self.engine = Engine()
+        self.fatal: list[BaseException] = []
+        self.engine.on_fatal = self._fatal
+        self.engine.start()
+        self.incarnation = f"w{index}"
+        machine = f"m{index}" if machines else "m0"
+        self.communicator = Communicator(
+            self.engine,
+            ChannelIdentity("job", self.incarnation, machine),
+            SECRET,
+            self.events,  # type: ignore[arg-type]
+            CommunicatorConfig(**config),
+        )
+        self.events.communicator = self.communicator
+        host, port = self.communicator.address
+        board[f"member{index}"] = (self.incarnation, machine, host, port)
+
+    def _fatal(self, error: BaseException) -> None:
+        self.fatal.append(error)
+        traceback.print_exception(error)
+        import os
+
+        os._exit(70)
+
+    def member(self, rank: int, index: int) -> Member:
+        deadline = time.monotonic() + 30
+        while f"member{index}" not in self.board:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        incarnation, machine, host, port = self.board[f"member{index}"]
+        return Member(rank=rank, incarnation=incarnation, machine=machine, host=host, port=port)
+
+    def membership(self, generation: int, indices: list[int] | None = None) -> Membership:
+        indices = list(range(self.size)) if indices is None else indices
+        members = tuple(self.member(rank, index) for rank, index in enumerate(indices))
+        return Membership(generation=generation, members=members)
+
+    def enter(self, generation: int, indices: list[int] | None = None) -> Any:
+        membership = self.membership(generation, indices)
+        rank = membership.rank_of(self.incarnation)
+        assert rank is not None
+        self.communicator.prepare(membership, rank)
+        self.events.wait("prepared", generation)
+        self.sync(f"prepared{generation}", len(membership.members))
+        self.communicator.cut_over(generation)
+        done = self.events.wait("cut_over_done", generation)
+        self.sync(f"cut{generation}", len(membership.members))
+        self.communicator.commit(generation)
+        assert self.communicator.mode is Mode.LIVE
+        return done[2]
+
+    def init(self) -> None:
+        self.enter(1)
+        init_process_group(self.communicator, self.index, self.size)
+
+    def sync(self, name: str, count: int | None = None) -> None:
+        """A barrier outside of what is tested."""
+        count = self.size if count is None else count
+        self.board[f"{name}:{self.index}"] = True
+        deadline = time.monotonic() + 60
+        while sum(key.startswith(f"{name}:") for key in self.board.keys()) < count:
+            assert time.monotonic() < deadline, f"sync {name} timed out"
+            time.sleep(0.002)
+
+
+def _main(
+    fn: Callable[..., Any], index: int, size: int, board: Any, out: Any, options: dict[str, Any]
+) -> None:
+    torch.set_num_threads(1)
+    arguments = options.pop("arguments", ())
+    try:
+        rank = Rank(index, size, board, **options)
+        result = fn(rank, *arguments)
+        out.put((index, "ok", result))
+        rank.sync("end", options.get("enders"))
+        rank.communicator.close()
+        rank.engine.stop(2)
+    except BaseException:
+        out.put((index, "failed", traceback.format_exc()))
+
+
+def run_ranks(
+    size: int,
+    fn: Callable[..., Any],
+    *arguments: Any,
+    machines: bool = True,
+    timeout_s: float = 90.0,
+    dying: tuple[int, ...] = (),
+    **config: Any,
+) -> list[Any]:
+    """Results of `fn(rank, *arguments)` of each rank; raises with the first traceback."""
+    context = mp.get_context("spawn")
+    with context.Manager() as manager:
+        board, out = manager.dict(), context.Queue()
+        options = {"machines": machines, "arguments": arguments, **config}
+        processes = [
+            context.Process(target=_main, args=(fn, index, size, board, out, dict(options)))
+            for index in range(size)
+        ]
+        for process in processes:
+            process.start()
+        results: dict[int, Any] = {}
+        deadline = time.monotonic() + timeout_s
+        try:
+            while len(results) < size - len(dying):
+                try:
+                    index, state, value = out.get(timeout=0.2)
+                except queue.Empty:
+                    gone = [p.exitcode for i, p in enumerate(processes) if i not in dying]
+                    assert not any(gone), f"exit codes {gone}"
+                    assert time.monotonic() < deadline, f"only {sorted(results)} ended"
+                    continue
+                assert state == "ok", f"rank {index}:\n{value}"
+                results[index] = value
+        finally:
+            for index in dying:
+                board[f"end:{index}"] = True
+            for process in processes:
+                process.join(3)
+                if process.is_alive():
+                    process.kill()
+        return [results.get(index) for index in range(size)]
