@@ -1,0 +1,50 @@
+"""The pure decider of a job: who plays which rank, when to switch, and how to recover."""
+
+from trainmover.controller.config import Config, ForeignTimeouts, check_relations
+from trainmover.controller.invariants import violations
+from trainmover.controller.restart import initial_state
+from trainmover.controller.state import (
+    AgentLinked,
+    AgentUnlinked,
+    Append,
+    Command,
+    EndJob,
+    Event,
+    FromAgent,
+    FromOperator,
+    PhaseReached,
+    State,
+    Tick,
+    ToAgent,
+    ToOperator,
+    Transition,
+)
+from trainmover.controller.status import StatusView, status
+from trainmover.controller.timers import next_deadline
+from trainmover.controller.transition import transition
+
+__all__ = [
+    "AgentLinked",
+    "AgentUnlinked",
+    "Append",
+    "Command",
+    "Config",
+    "EndJob",
+    "Event",
+    "ForeignTimeouts",
+    "FromAgent",
+    "FromOperator",
+    "PhaseReached",
+    "State",
+    "StatusView",
+    "Tick",
+    "ToAgent",
+    "ToOperator",
+    "Transition",
+    "check_relations",
+    "initial_state",
+    "next_deadline",
+    "status",
+    "transition",
+    "violations",
+]

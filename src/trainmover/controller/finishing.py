@@ -1,0 +1,109 @@
+"""The end of training: the finish gate, COMPLETE, and stops the operator asks for.
+
+Decides when all ranks have done all steps (C6: one passed finish gate proves it for everyone).
+Upholds protocol.md 17: processes and states are kept until COMPLETE is journaled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from trainmover.controller import ending, lookup, switchover
+from trainmover.controller.move import Move
+from trainmover.controller.state import (
+    Completing,
+    Ended,
+    Ending,
+    Finishing,
+    Flagged,
+    Forming,
+    Freezing,
+    Gathering,
+    Preparing,
+    Switching,
+    Training,
+)
+from trainmover.protocol import exits
+from trainmover.protocol.journal import AbortRecorded, CompleteRecorded, StopRequested
+from trainmover.protocol.messages import (
+    Complete,
+    FinishPassed,
+    OperatorReply,
+    StopAtBoundary,
+    StopRequest,
+)
+
+
+def on_finish_passed(move: Move, body: FinishPassed) -> None:
+    """A rank has passed the finish gate of the committed generation."""
+    if body.generation != move.state.generation:
+        return
+    phase = move.state.phase
+    if isinstance(phase, Preparing | Flagged | Switching) and phase.plan.kind == "planned":
+        switchover.give_up(move, "the job has finished")
+    match move.state.phase:
+        case Training():
+            deadline = move.in_(move.state.config.complete_timeout_s)
+            phase = Finishing(
+                passed=(), step=body.step, is_stopped=body.is_stopped, deadline=deadline
+            )
+            _pass(move, phase, body)
+        case Finishing() as finishing:
+            _pass(move, finishing, body)
+        case Freezing(number=number) | Gathering(number=number):
+            move.append(AbortRecorded(number=number, reason="the job has finished"))
+            complete(move, body.step, is_stopped=body.is_stopped)
+        case Completing():
+            move.tell(body.incarnation, Complete(term=move.state.term))
+        case _:
+            pass
+
+
+def _pass(move: Move, phase: Finishing, body: FinishPassed) -> None:
+    passed = tuple(dict.fromkeys((*phase.passed, body.incarnation)))
+    move.enter(replace(phase, passed=passed))
+    if all(name in passed for name in lookup.member_names(move.state)):
+        complete(move, body.step, is_stopped=phase.is_stopped)
+
+
+def complete(move: Move, step: int, *, is_stopped: bool) -> None:
+    """Every rank has done all steps: journal it, then let the processes go."""
+    move.append(CompleteRecorded(generation=move.state.generation, step=step))
+    move.state = replace(move.state, step=step)
+    deadline = move.in_(move.state.config.complete_timeout_s)
+    phase = Completing(is_stopped=is_stopped, deadline=deadline)
+    move.enter(phase)
+    for name in lookup.member_names(move.state):
+        move.tell(name, Complete(term=move.state.term))
+    move.because(f"complete at step {step}")
+    ending.check_completed(move, phase)
+
+
+def on_stop_request(move: Move, request: StopRequest) -> None:
+    """The operator wants an end: at the next boundary, or now."""
+    phase = move.state.phase
+    is_over = isinstance(phase, Completing | Ending | Ended)
+    text = "the job ends already" if is_over else f"stopping ({request.mode})"
+    reply = OperatorReply(request=request.request, is_accepted=True, is_final=True, text=text)
+    move.reply(reply)
+    if is_over:
+        return
+    if request.mode == "now" or isinstance(phase, Forming) or _is_form(phase):
+        code = exits.STOPPED_BY_OPERATOR
+        ending.stop(move, code, exits.REASONS[code])
+        return
+    if not move.state.is_stop_wanted:
+        move.append(StopRequested())
+        move.state = replace(move.state, is_stop_wanted=True)
+        ask_to_stop(move)
+
+
+def _is_form(phase: object) -> bool:
+    return isinstance(phase, Switching) and phase.plan.kind == "form"
+
+
+def ask_to_stop(move: Move) -> None:
+    """Every member carries the stop request in its next gate."""
+    if move.state.is_stop_wanted and isinstance(move.state.phase, Training):
+        for name in lookup.member_names(move.state):
+            move.tell(name, StopAtBoundary(term=move.state.term))

@@ -1,0 +1,207 @@
+"""The record of one switchover, from its first sign to the first gate behind it.
+
+Decides what an incident report says and when it is finished. Decides nothing about recovery.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+from trainmover.controller import lookup
+from trainmover.controller.move import Move
+from trainmover.controller.state import Incident, Training
+from trainmover.protocol.journal import (
+    Culprit,
+    IncidentClosed,
+    IncidentReport,
+    PhaseTime,
+    RankMarks,
+    RolePlayed,
+)
+from trainmover.protocol.messages import Done, FirstGate, Plan
+
+CLOSED_LIMIT = 100
+Outcome = Literal["planned", "reconnect", "respawn", "standby", "fresh_start", "aborted"]
+
+
+def begin(move: Move, *, reason: str, is_planned: bool, request: str = "") -> None:
+    """Start a record; one that still waits for marks is closed as it is."""
+    close(move)
+    incident = Incident(
+        base_generation=move.state.generation,
+        is_planned=is_planned,
+        reason=reason,
+        started_at=move.now,
+        before=lookup.members(move.state),
+        request=request,
+    )
+    move.state = replace(move.state, incident=incident)
+
+
+def note(move: Move, name: str) -> None:
+    """The incident has reached a phase; the first time counts, a repeated attempt gets a number."""
+    incident = move.state.incident
+    if incident is not None and len(incident.phases) < CLOSED_LIMIT:
+        seen = sum(known == name or known.startswith(f"{name} #") for known, _ in incident.phases)
+        label = name if seen == 0 else f"{name} #{seen + 1}"
+        phases = (*incident.phases, (label, move.now))
+        move.state = replace(move.state, incident=replace(incident, phases=phases))
+
+
+def blame(move: Move, culprits: tuple[Culprit, ...]) -> None:
+    """Add culprits, each worker once."""
+    incident = move.state.incident
+    if incident is None:
+        return
+    known = {culprit.incarnation for culprit in incident.culprits}
+    new = tuple(culprit for culprit in culprits if culprit.incarnation not in known)
+    changed = replace(incident, culprits=incident.culprits + new)
+    move.state = replace(move.state, incident=changed)
+
+
+def on_first_gate(move: Move, rank: int, body: FirstGate) -> None:
+    """Marks of a rank; the first of them ends the interruption."""
+    incident = move.state.incident
+    if incident is None or any(marks.rank == rank for marks in incident.marks):
+        return
+    if incident.first_gate_at is None:
+        note(move, "first_gate")
+    incident = move.state.incident
+    assert incident is not None
+    move.state = replace(
+        move.state,
+        incident=replace(
+            incident,
+            marks=(*incident.marks, RankMarks(rank=rank, marks=body.marks)),
+            first_gate_at=incident.first_gate_at or move.now,
+        ),
+    )
+    if len(incident.marks) + 1 >= move.state.spec.world_size:
+        close(move)
+
+
+def close(move: Move) -> None:
+    """Write the report of a switchover whose generation has passed a gate, or was left again."""
+    incident, membership = move.state.incident, move.state.membership
+    if incident is None:
+        return
+    if membership is None or membership.generation <= incident.base_generation:
+        move.state = replace(move.state, incident=None)
+        return
+    roles = tuple(
+        _role(move, incident, rank, member.incarnation)
+        for rank, member in enumerate(membership.members)
+    )
+    report = IncidentReport(
+        number=membership.generation,
+        kind=_kind(move, incident),
+        base_generation=incident.base_generation,
+        reason=incident.reason,
+        culprits=incident.culprits,
+        phases=_times(incident),
+        roles=roles,
+        marks=_marks(move, incident),
+        resumed_step=move.state.target.step,
+        steps_repeated=incident.steps_repeated,
+        outcome=f"generation {membership.generation} from step {move.state.target.step}",
+    )
+    _file(move, report)
+
+
+def give_up(move: Move, number: int, outcome: str) -> None:
+    """Write the report of a planned switchover that was aborted."""
+    incident = move.state.incident
+    if incident is None:
+        return
+    report = IncidentReport(
+        number=number,
+        kind="aborted",
+        base_generation=incident.base_generation,
+        reason=incident.reason,
+        culprits=incident.culprits,
+        phases=_times(incident),
+        resumed_step=lookup.known_step(move.state),
+        outcome=outcome,
+    )
+    _file(move, report)
+
+
+def _file(move: Move, report: IncidentReport) -> None:
+    move.append(IncidentClosed(report=report))
+    closed = (*move.state.closed, report)[-CLOSED_LIMIT:]
+    move.state = replace(move.state, incident=None, closed=closed)
+
+
+def keep_dones(move: Move, plan: Plan, dones: tuple[Done, ...]) -> None:
+    """What the members said when they were prepared; whether a step is done again."""
+    incident = move.state.incident
+    if incident is None:
+        return
+    is_repeated = plan.kind == "unplanned" and not plan.is_fresh_start
+    changed = replace(incident, dones=dones, steps_repeated=int(is_repeated))
+    move.state = replace(move.state, incident=changed)
+
+
+def has_to_close(move: Move) -> bool:
+    """Whether the marks of the last ranks have been waited for long enough."""
+    incident = move.state.incident
+    return (
+        incident is not None
+        and incident.first_gate_at is not None
+        and isinstance(move.state.phase, Training)
+        and move.has_waited(incident.first_gate_at, move.state.config.marks_grace_s)
+    )
+
+
+def _times(incident: Incident) -> tuple[PhaseTime, ...]:
+    return tuple(
+        PhaseTime(name=name, after_ns=at - incident.started_at) for name, at in incident.phases
+    )
+
+
+def _marks(move: Move, incident: Incident) -> tuple[RankMarks, ...]:
+    by_rank: dict[int, RankMarks] = {}
+    membership = move.state.membership
+    for done in incident.dones:
+        rank = membership.rank_of(done.incarnation) if membership is not None else None
+        if rank is not None:
+            by_rank[rank] = RankMarks(rank=rank, marks=done.marks)
+    for marks in incident.marks:
+        before = by_rank[marks.rank].marks if marks.rank in by_rank else ()
+        by_rank[marks.rank] = RankMarks(rank=marks.rank, marks=before + marks.marks)
+    return tuple(by_rank[rank] for rank in sorted(by_rank) if by_rank[rank].marks)
+
+
+def _role(move: Move, incident: Incident, rank: int, incarnation: str) -> RolePlayed:
+    member = lookup.members(move.state)[rank]
+    before = incident.before[rank].incarnation if rank < len(incident.before) else ""
+    done = next((d for d in incident.dones if d.incarnation == incarnation), None)
+    source = ""
+    if before != incarnation:
+        source = "leaver" if incident.is_planned else "replica"
+    if move.state.is_fresh:
+        source = "fresh"
+    if done is None:
+        return RolePlayed(rank=rank, machine=member.machine, incarnation=incarnation, before=before)
+    return RolePlayed(
+        rank=rank,
+        machine=member.machine,
+        incarnation=incarnation,
+        before=before,
+        source=source,
+        adopted=done.adopted,
+        bytes_received=done.bytes_received,
+        channels=done.channels,
+    )
+
+
+def _kind(move: Move, incident: Incident) -> Outcome:
+    if incident.is_planned:
+        return "planned"
+    if move.state.is_fresh:
+        return "fresh_start"
+    pairs = tuple(zip(incident.before, lookup.members(move.state), strict=True))
+    if all(old.incarnation == new.incarnation for old, new in pairs):
+        return "reconnect"
+    return "respawn" if all(old.machine == new.machine for old, new in pairs) else "standby"

@@ -1,0 +1,475 @@
+"""After a loss: freeze, collect reports, decide version and joiners, issue the plan.
+
+Decides who is lost, which rung of the ladder each lost rank takes (with `seats`), at which version
+the job goes on and from where joiners get their state (with `sources`). One incident may need
+several freezes: whatever happens inside aborts the open number and freezes under a higher one.
+Upholds C2-C5, C7 and C11 of the protocol, and the rule that several losses are one incident.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import msgspec
+
+from trainmover.controller import ending, incidents, lookup, plans, pool, seats, sources
+from trainmover.controller.move import Move
+from trainmover.controller.state import (
+    START,
+    Freezing,
+    Gathering,
+    Seat,
+    Switching,
+    Training,
+    Worker,
+)
+from trainmover.protocol import exits
+from trainmover.protocol.journal import AbortRecorded, Culprit, IncidentOpened
+from trainmover.protocol.messages import Edge, Freeze, Plan, Report
+from trainmover.topology import Member, Membership
+
+FREEZE_LIMIT = 30
+"""Freezes at one step after which an incident is called endless."""
+
+# --------------------------------------------------------------------------- freeze
+
+
+def open_incident(move: Move, reason: str, culprits: tuple[Culprit, ...] = ()) -> None:
+    """First sign of a loss in the committed generation: freeze at once."""
+    if move.state.failure is not None:
+        return  # the script has failed; what breaks now breaks because of that
+    count = move.state.incident_count + 1
+    limit = move.state.config.max_incidents
+    if count > limit:
+        text = f"incident {count}, at most {limit} are allowed: {reason}"
+        ending.stop(move, exits.TOO_MANY_INCIDENTS, text)
+        return
+    move.state = replace(move.state, incident_count=count)
+    incidents.begin(move, reason=reason, is_planned=False)
+    incidents.note(move, "detected")
+    incidents.blame(move, culprits)
+    start_freeze(move, reason, is_counted=True)
+
+
+def start_freeze(move: Move, reason: str, *, is_counted: bool) -> None:
+    """Give out a number, journal it, and ask everyone to pass no older gate and to report."""
+    step = lookup.known_step(move.state)
+    if move.count_try("freeze", 0, step) > FREEZE_LIMIT:
+        text = f"{FREEZE_LIMIT} recoveries at step {step} have failed, the last one: {reason}"
+        ending.stop(move, exits.TOO_MANY_INCIDENTS, text)
+        return
+    number = move.next_number()
+    base = move.state.generation
+    move.append(
+        IncidentOpened(number=number, base_generation=base, reason=reason, is_counted=is_counted)
+    )
+    move.reached("detected", number)
+    deadline = move.in_(move.state.config.report_timeout_s)
+    move.enter(Freezing(number=number, deadline=deadline))
+    for name in frozen_workers(move):
+        move.tell(name, Freeze(term=move.state.term, number=number))
+    incidents.note(move, "frozen")
+    move.because(f"freeze {number}: {reason}")
+    check(move)
+
+
+def resume_incident(move: Move, reason: str) -> None:
+    """Another life of the controller had frozen the job: freeze it again, not counted again."""
+    incidents.begin(move, reason=reason, is_planned=False)
+    incidents.note(move, "resumed")
+    start_freeze(move, reason, is_counted=False)
+
+
+def resume_record(move: Move, plan: Plan) -> None:
+    """The record of a switchover whose plan is sent again."""
+    if plan.kind != "form":
+        incidents.begin(move, reason=plan.reason, is_planned=plan.kind == "planned")
+        incidents.note(move, "resumed")
+
+
+def frozen_workers(move: Move) -> tuple[str, ...]:
+    """Whom a freeze is sent to: members, standbys and joiners, whoever may hold something."""
+    standbys = tuple(w.incarnation for w in lookup.standbys(move.state) if w.is_up)
+    alive = tuple(n for n in lookup.member_names(move.state) if n in move.state.workers)
+    return (*alive, *standbys)
+
+
+def refreeze(move: Move, reason: str, culprits: tuple[Culprit, ...] = ()) -> None:
+    """What was under way can't succeed: abort its number and begin again with a higher one."""
+    incidents.blame(move, culprits)
+    match move.state.phase:
+        case Switching(plan=plan):
+            plans.abort(move, plan, reason)
+        case Freezing(number=number) | Gathering(number=number):
+            move.append(AbortRecorded(number=number, reason=reason))
+        case _:
+            return
+    start_freeze(move, reason, is_counted=False)
+
+
+# --------------------------------------------------------------------------- reports
+
+
+def on_report(move: Move, worker: Worker, report: Report) -> None:
+    """An answer to a freeze, maybe to an older or a later one than ours."""
+    phase = move.state.phase
+    move.note_number(report.number)
+    if isinstance(phase, Training) and worker.role == "member":
+        if report.number > move.state.generation:
+            open_incident(move, f"{worker.incarnation} is frozen for {report.number}")
+        return
+    if not isinstance(phase, Freezing | Gathering):
+        return
+    if report.number > phase.number:
+        # Promised to a controller whose journal we don't have: ours would be refused for ever.
+        refreeze(move, f"{worker.incarnation} has promised {report.number}")
+        return
+    if report.number < phase.number or worker.role == "ending":
+        return
+    reports = {**phase.reports, report.incarnation: report}
+    is_member = report.incarnation in lookup.member_names(move.state)
+    if is_member:
+        note_edges(move, report.incarnation, report.edges)
+    if isinstance(phase, Freezing):
+        move.enter(replace(phase, reports=reports))
+        check(move)
+    elif report.incarnation not in phase.reports and is_member:
+        # It came late, but before anything was decided without it.
+        gather_again(move, replace(phase, reports=reports))
+
+
+def note_edges(move: Move, seen_by: str, edges: tuple[Edge, ...]) -> None:
+    """Remember failed connections between members of the committed generation."""
+    incident, membership = move.state.incident, move.state.membership
+    if incident is None or membership is None:
+        return
+    rank = membership.rank_of(seen_by)
+    found = list(incident.edges)
+    for edge in edges:
+        peer = membership.rank_of(edge.peer)
+        if rank is None or peer is None or rank == peer:
+            continue
+        pair = (min(rank, peer), max(rank, peer))
+        if pair not in found:
+            found.append(pair)
+    move.state = replace(move.state, incident=replace(incident, edges=tuple(sorted(found))))
+
+
+def check(move: Move) -> None:
+    """Decide when every member that can report has, or the time is up."""
+    phase = move.state.phase
+    if not isinstance(phase, Freezing):
+        return
+    awaited = [n for n in lookup.member_names(move.state) if n not in phase.reports]
+    awaited = [n for n in awaited if can_report(move, n)]
+    if not awaited or move.now >= phase.deadline:
+        _decide(move, phase)
+
+
+def can_report(move: Move, name: str) -> bool:
+    """Whether waiting for a member's report makes sense."""
+    worker, membership = move.state.workers.get(name), move.state.membership
+    if worker is None or worker.role == "ending" or pool.is_stopped(move, worker):
+        return False
+    machine = move.state.machines.get(worker.machine)
+    if machine is not None and machine.is_lost:
+        return False
+    if machine is not None and machine.is_linked:
+        return True
+    # A closed link alone proves nothing; together with peers' broken edges it does (C7).
+    incident = move.state.incident
+    rank = membership.rank_of(name) if membership is not None else None
+    edges = incident.edges if incident is not None else ()
+    return not (machine is not None and any(rank in edge for edge in edges))
+
+
+# --------------------------------------------------------------------------- decision
+
+
+def stayers_of(move: Move, reports: Mapping[str, Report]) -> tuple[sources.Stayer, ...]:
+    """Members that have reported a usable state and still live."""
+    state = move.state
+    found = []
+    for member in lookup.members(state):
+        report = reports.get(member.incarnation)
+        worker = state.workers.get(member.incarnation)
+        if report is None or worker is None or worker.role != "member":
+            continue
+        machine = state.machines.get(worker.machine)
+        if report.broken_state or (machine is not None and machine.is_lost):
+            continue
+        identity = lookup.identity_of(state, member.rank)
+        found.append(sources.stayer(member.rank, report, state.generation, state.target, identity))
+    return tuple(found)
+
+
+def _decide(move: Move, phase: Freezing) -> None:
+    stayers = stayers_of(move, phase.reports)
+    if not stayers:
+        _nobody_left(move, phase)
+        return
+    agreement = sources.agree(stayers)
+    if agreement.contradiction:
+        ending.stop(move, exits.PROTOCOL_FAILED, agreement.contradiction)
+        return
+    staying = {each.rank for each in stayers}
+    lost = tuple(m.rank for m in lookup.members(move.state) if m.rank not in staying)
+    if not lost:
+        lost = _unconnectable(move, agreement.target.step)
+        if lost is None:
+            return
+    if _waits_for_holders(move, phase, stayers, lost):
+        return
+    incidents.note(move, "reported")
+    move.reached("all_reported", phase.number)
+    _begin_seats(move, phase.number, phase.reports, lost, ())
+
+
+def _nobody_left(move: Move, phase: Freezing) -> None:
+    incident = move.state.incident
+    started = incident.started_at if incident is not None else phase.deadline
+    alive = [n for n in lookup.member_names(move.state) if n in move.state.workers]
+    alive = [n for n in alive if n not in phase.reports]
+    if alive and not move.has_waited(started, move.state.config.machine_wait_s):
+        # All agents silent at once: more likely we are the one who is cut off.
+        deadline = move.in_(move.state.config.report_timeout_s)
+        move.enter(replace(phase, deadline=deadline))
+        return
+    ranks = tuple(member.rank for member in lookup.members(move.state))
+    if lookup.known_step(move.state) == 0:
+        _begin_seats(move, phase.number, phase.reports, ranks, ())
+        return
+    text = f"no rank is left that could restore another; lost: {_list(ranks)}"
+    ending.stop(move, exits.CANNOT_RESTORE, text)
+
+
+def _unconnectable(move: Move, step: int) -> tuple[int, ...] | None:
+    """Everyone lives: reconnect a few times, then replace the fewest ranks that explain it."""
+    incident, config = move.state.incident, move.state.config
+    edges = incident.edges if incident is not None else ()
+    first = edges[0][0] if edges else 0
+    count = move.count_try("reconnect", first, step)
+    if config.may_reconnect and count <= config.max_tries:
+        return ()
+    cover = sources.vertex_cover(edges)
+    if not cover:
+        text = f"connections broke {count} times at step {step} and nobody could say which"
+        ending.stop(move, exits.TOO_MANY_INCIDENTS, text)
+        return None
+    replace_elsewhere(move, cover, "its connections could not be made again")
+    return cover
+
+
+def replace_elsewhere(move: Move, ranks: tuple[int, ...], evidence: str) -> None:
+    """These ranks' machines are to blame: end their workers, use other machines."""
+    incident = move.state.incident
+    if incident is not None:
+        elsewhere = tuple(sorted({*incident.elsewhere, *ranks}))
+        move.state = replace(move.state, incident=replace(incident, elsewhere=elsewhere))
+    for rank in ranks:
+        member = lookup.members(move.state)[rank]
+        culprit = Culprit(
+            rank=rank,
+            incarnation=member.incarnation,
+            machine=member.machine,
+            evidence=evidence,
+        )
+        incidents.blame(move, (culprit,))
+        pool.end(move, member.incarnation, evidence)
+
+
+def _waits_for_holders(
+    move: Move, phase: Freezing, stayers: tuple[sources.Stayer, ...], lost: tuple[int, ...]
+) -> bool:
+    """Stop if a lost rank has no source; wait while a standby may still hold what is missing."""
+    if is_fresh_start(move, phase.reports, lost):
+        return False
+    missing = restoration(move, phase.reports, stayers, lost).missing
+    if not missing:
+        return False
+    silent = [w for w in lookup.standbys(move.state) if w.incarnation not in phase.reports]
+    if silent and move.now < phase.deadline:
+        return True
+    ending.stop(move, exits.CANNOT_RESTORE, "; ".join(missing))
+    return True
+
+
+def restoration(
+    move: Move,
+    reports: Mapping[str, Report],
+    stayers: tuple[sources.Stayer, ...],
+    lost: tuple[int, ...],
+) -> sources.Restoration:
+    """Sources for `lost` at the version that `stayers` agree on."""
+    living = move.state.workers
+    holders = tuple(
+        reports[name]
+        for name in sorted(reports, key=lookup.natural_order)
+        if name in living and living[name].role in {"member", "standby"}
+    )
+    wanted = {rank: lookup.identity_of(move.state, rank) for rank in lost}
+    return sources.choose(wanted, stayers, holders, sources.agree(stayers).target)
+
+
+def is_fresh_start(move: Move, reports: Mapping[str, Report], lost: tuple[int, ...]) -> bool:
+    """Whether nobody has state worth keeping, or nobody could restore a rank before step 1.
+
+    Nothing is lost by entering `main` anew at step 0: it gives the same numbers again.
+    """
+    stayers = stayers_of(move, reports)
+    if not stayers:
+        return True
+    if sources.agree(stayers).target.step > 0:
+        return False
+    if any(each.report.is_building for each in stayers):
+        return True
+    return bool(restoration(move, reports, stayers, lost).missing)
+
+
+# --------------------------------------------------------------------------- joiners and plan
+
+
+def _begin_seats(
+    move: Move,
+    number: int,
+    reports: Mapping[str, Report],
+    lost: tuple[int, ...],
+    before: tuple[Seat, ...],
+) -> None:
+    for rank in lost:
+        name = lookup.members(move.state)[rank].incarnation
+        report = reports.get(name)
+        evidence = "did not report in time"
+        if report is not None and report.broken_state:
+            evidence = f"its state was touched by a dropped value: {report.broken_state}"
+            pool.end(move, name, evidence)
+        _blame_rank(move, rank, evidence)
+    kept = {seat.rank: seat for seat in before}
+    chosen = tuple(
+        kept[rank] if rank in kept else seats.open_seat(move, rank) for rank in sorted(lost)
+    )
+    move.enter(Gathering(number=number, reports=reports, seats=chosen, since=move.now))
+    advance(move)
+
+
+def _blame_rank(move: Move, rank: int, evidence: str) -> None:
+    member = lookup.members(move.state)[rank]
+    culprit = Culprit(
+        rank=rank, incarnation=member.incarnation, machine=member.machine, evidence=evidence
+    )
+    incidents.blame(move, (culprit,))
+
+
+def gather_again(move: Move, phase: Gathering) -> None:
+    """A member was lost or found while joiners are awaited: the same freeze, other seats."""
+    stayers = stayers_of(move, phase.reports)
+    freezing = Freezing(number=phase.number, reports=phase.reports, deadline=move.now)
+    if not stayers:
+        move.enter(freezing)
+        _nobody_left(move, freezing)
+        return
+    agreement = sources.agree(stayers)
+    if agreement.contradiction:
+        ending.stop(move, exits.PROTOCOL_FAILED, agreement.contradiction)
+        return
+    staying = {each.rank for each in stayers}
+    lost = tuple(m.rank for m in lookup.members(move.state) if m.rank not in staying)
+    if _waits_for_holders(move, freezing, stayers, lost):
+        return
+    _begin_seats(move, phase.number, phase.reports, lost, phase.seats)
+
+
+def advance(move: Move) -> None:
+    """Fill seats; when all are taken by somebody who can join, issue the plan."""
+    phase = move.state.phase
+    if not isinstance(phase, Gathering):
+        return
+    lost = tuple(seat.rank for seat in phase.seats)
+    is_fresh = is_fresh_start(move, phase.reports, lost)
+    seats.fill(move, is_fresh)
+    phase = move.state.phase
+    if isinstance(phase, Gathering) and seats.are_taken(move, phase, is_fresh):
+        _issue(move, phase, is_fresh)
+
+
+def _issue(move: Move, phase: Gathering, is_fresh: bool) -> None:
+    number = phase.number
+    joining = {seat.rank: seat.incarnation for seat in phase.seats}
+    if joining:
+        move.reached("joiner_chosen", number)
+        incidents.note(move, "joiner_ready")
+    plan = _plan(move, phase, is_fresh)
+    if plan is None:
+        return
+    move.reached("decided", number)
+    move.reached("source_chosen", number)
+    incidents.note(move, "decided")
+    plans.issue(move, plan)
+
+
+def _plan(move: Move, phase: Gathering, is_fresh: bool) -> Plan | None:
+    state = move.state
+    joining = {seat.rank: seat.incarnation for seat in phase.seats}
+    lost = tuple(sorted(joining))
+    stayers = stayers_of(move, phase.reports)
+    members = tuple(
+        _member_of(move.state.workers[joining[m.rank]], m.rank) if m.rank in joining else m
+        for m in lookup.members(state)
+    )
+    plan = Plan(
+        number=phase.number,
+        kind="unplanned",
+        base_generation=state.generation,
+        target=START,
+        membership=Membership(generation=phase.number, members=members),
+        leavers=tuple(lookup.members(state)[rank].incarnation for rank in lost),
+        joiners=tuple(joining[rank] for rank in lost),
+        is_fresh_start=is_fresh,
+        reason=state.incident.reason if state.incident is not None else "",
+    )
+    if is_fresh:
+        return plan
+    agreement = sources.agree(stayers)
+    found = restoration(move, phase.reports, stayers, lost)
+    if agreement.contradiction or found.missing:
+        text = agreement.contradiction or "; ".join(found.missing)
+        code = exits.PROTOCOL_FAILED if agreement.contradiction else exits.CANNOT_RESTORE
+        ending.stop(move, code, text)
+        return None
+    return msgspec.structs.replace(
+        plan,
+        target=agreement.target,
+        sources=found.sources,
+        result=agreement.result,
+        attempts=max(each.report.attempts for each in stayers),
+    )
+
+
+def _member_of(worker: Worker, rank: int) -> Member:
+    return Member(
+        rank=rank,
+        incarnation=worker.incarnation,
+        machine=worker.machine,
+        host=worker.host,
+        port=worker.port,
+    )
+
+
+def _list(ranks: tuple[int, ...]) -> str:
+    word = "rank" if len(ranks) == 1 else "ranks"
+    return f"{word} {', '.join(str(rank) for rank in ranks)}"
+
+
+# --------------------------------------------------------------------------- too late
+
+
+def on_late_cut_over(move: Move, phase: Switching) -> None:
+    """Not everyone was prepared in time: again, without joiners that were asked and silent."""
+    silent = [name for name in lookup.participants(phase.plan) if name not in phase.dones]
+    for name in silent:
+        if name in phase.plan.joiners:
+            pool.end(move, name, "was not prepared in time")
+    shown = ", ".join(silent)
+    limit = move.state.config.cut_over_timeout_s
+    refreeze(move, f"not prepared within {limit:g} s: {shown}")

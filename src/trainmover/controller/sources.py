@@ -1,0 +1,159 @@
+"""Which version the job goes on at, and where each joiner gets its state. Pure arithmetic.
+
+Rule C4 of the protocol: the version is the highest any stayer has applied; everyone else must be
+there or be held at the gate right before it. A stayer that contradicts this (C11) is an error of
+the protocol, not something to recover from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from trainmover.protocol.messages import Report, Source, Version
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Agreement:
+    """Version at which a new generation starts."""
+
+    target: Version
+    result: tuple[int, ...] = ()
+    """Merged flags of the gate in front of it, for those who are held there."""
+    contradiction: str = ""
+    """Why the reports can't all be true; then the rest means nothing."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stayer:
+    """One reporting member."""
+
+    rank: int
+    identity: str
+    version: Version
+    has_entered: bool
+    report: Report
+
+
+def stayer(rank: int, report: Report, generation: int, target: Version, identity: str) -> Stayer:
+    """How `report` counts for the committed `generation` that started at `target`.
+
+    One that is prepared for it and has not heard of the commit is at the target (7b).
+    """
+    is_prepared = report.prepared_number == generation and report.generation != generation
+    return Stayer(
+        rank=rank,
+        identity=report.identity or identity,
+        version=target if is_prepared else report.applied,
+        has_entered=report.has_entered and not is_prepared,
+        report=report,
+    )
+
+
+def agree(stayers: tuple[Stayer, ...]) -> Agreement:
+    """The version, or what contradicts."""
+    target = max(each.version for each in stayers)
+    result: tuple[int, ...] = ()
+    for each in stayers:
+        if each.version == target:
+            result = result or each.report.last_result
+            continue
+        is_held = each.version.step == target.step - 1 and each.has_entered
+        if not is_held:
+            entered = "entered" if each.has_entered else "not entered"
+            text = (
+                f"rank {each.rank} is at step {each.version.step} (lineage "
+                f"{each.version.lineage}, {entered}) while another has applied step "
+                f"{target.step} (lineage {target.lineage})"
+            )
+            return Agreement(target=target, contradiction=text)
+    is_result_needed = any(each.version != target for each in stayers)
+    return Agreement(target=target, result=result if is_result_needed else ())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Restoration:
+    """A source for each lost rank that has one, and why the others have none."""
+
+    sources: tuple[Source, ...]
+    missing: tuple[str, ...]
+
+
+def choose(
+    lost: Mapping[int, str],
+    stayers: tuple[Stayer, ...],
+    holders: tuple[Report, ...],
+    target: Version,
+) -> Restoration:
+    """Sources for `lost` (rank -> identity of its bulk state).
+
+    `holders` are all reports, standbys' included: an aborted joiner keeps what it was given (7b).
+    Several joiners draw from different replicas as far as there are any.
+    """
+    sources: list[Source] = []
+    missing: list[str] = []
+    used: dict[str, int] = {}
+    for rank in sorted(lost):
+        identity = lost[rank]
+        replicas = [each for each in stayers if identity and each.identity == identity]
+        own = _holder(rank, holders, target)
+        if not replicas:
+            missing.append(f"rank {rank}: no live replica of its state")
+        elif own is None:
+            missing.append(f"rank {rank}: nobody holds its personal state of step {target.step}")
+        else:
+            # Whoever still has to apply the held gate serves later than one that has.
+            replicas.sort(
+                key=lambda each: (
+                    used.get(each.report.incarnation, 0),
+                    each.version != target,
+                    each.rank,
+                )
+            )
+            bulk = replicas[0].report.incarnation
+            used[bulk] = used.get(bulk, 0) + 1
+            sources.append(
+                Source(rank=rank, bulk_from=bulk, own_from=own, shared_from=bulk, kind="replica")
+            )
+    return Restoration(sources=tuple(sources), missing=tuple(missing))
+
+
+def _holder(rank: int, holders: tuple[Report, ...], target: Version) -> str | None:
+    for report in holders:
+        for held in report.personal:
+            # A gate copy of leaves that change behind the gate is never used (B1).
+            if held.owner_rank == rank and held.version == target and held.is_final:
+                return report.incarnation
+    return None
+
+
+def vertex_cover(edges: tuple[tuple[int, int], ...]) -> tuple[int, ...]:
+    """Fewest ranks that touch all `edges`; the lexicographically first of the smallest.
+
+    Exact while few ranks are involved, else by highest degree: never both ends where one does.
+    """
+    unique = sorted({(min(edge), max(edge)) for edge in edges if edge[0] != edge[1]})
+    ranks = sorted({rank for edge in unique for rank in edge})
+    if len(ranks) > 12:
+        return _greedy_cover(unique)
+    best: tuple[int, ...] = tuple(ranks)
+    for mask in range(1 << len(ranks)):
+        chosen = tuple(rank for bit, rank in enumerate(ranks) if mask >> bit & 1)
+        if len(chosen) > len(best) or (len(chosen) == len(best) and chosen >= best):
+            continue
+        if all(a in chosen or b in chosen for a, b in unique):
+            best = chosen
+    return best
+
+
+def _greedy_cover(edges: list[tuple[int, int]]) -> tuple[int, ...]:
+    left, chosen = list(edges), []
+    while left:
+        degree: dict[int, int] = {}
+        for edge in left:
+            for rank in edge:
+                degree[rank] = degree.get(rank, 0) + 1
+        worst = min(degree, key=lambda rank: (-degree[rank], rank))
+        chosen.append(worst)
+        left = [edge for edge in left if worst not in edge]
+    return tuple(sorted(chosen))

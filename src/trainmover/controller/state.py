@@ -1,0 +1,412 @@
+"""What the controller knows: events, commands, machines, workers, and one class per phase.
+
+Pure data. Which phase follows which is decided by the handlers; nothing here looks at a clock.
+
+Phases of the job:
+
+    Forming -> Switching (plan 1) -> Training
+    planned:    Training -> Preparing -> Flagged -> Switching -> Training
+    unplanned:  (any of those) -> Freezing -> Gathering -> Switching -> Training
+    end:        Training -> Finishing -> Completing -> Ending -> Ended
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+
+from trainmover.controller.config import Config
+from trainmover.protocol.journal import AnyRecord, Culprit, IncidentReport, RankMarks
+from trainmover.protocol.messages import (
+    Done,
+    Facts,
+    FromAgentMessage,
+    FromOperatorMessage,
+    JobSpec,
+    OperatorReply,
+    Plan,
+    Report,
+    StandbyReady,
+    ToAgentMessage,
+    Version,
+    WorkerStatus,
+)
+from trainmover.topology import Member, Membership
+from trainmover.units import Instant
+
+NO_FACTS = Facts()
+START = Version(step=0)
+
+# --------------------------------------------------------------------------- events and commands
+
+
+class ControllerEvent(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Root of what happens to the controller."""
+
+
+class FromAgent(ControllerEvent, frozen=True, kw_only=True):
+    """A message on the link of `machine`."""
+
+    machine: str
+    body: FromAgentMessage
+
+
+class AgentLinked(ControllerEvent, frozen=True, kw_only=True):
+    """The link of `machine` is up; `AgentHello` follows or has come."""
+
+    machine: str
+
+
+class AgentUnlinked(ControllerEvent, frozen=True, kw_only=True):
+    """The link of `machine` is gone."""
+
+    machine: str
+
+
+class FromOperator(ControllerEvent, frozen=True, kw_only=True):
+    """A request of the operator."""
+
+    body: FromOperatorMessage
+
+
+class Tick(ControllerEvent, frozen=True, kw_only=True):
+    """Time has passed."""
+
+
+Event = FromAgent | AgentLinked | AgentUnlinked | FromOperator | Tick
+
+
+class ControllerCommand(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Root of commands; carried out in order, an `Append` durably before any later one."""
+
+
+class Append(ControllerCommand, frozen=True, kw_only=True):
+    """Write `record` to the journal and flush it."""
+
+    record: AnyRecord
+
+
+class ToAgent(ControllerCommand, frozen=True, kw_only=True):
+    """Send on the link of `machine`; dropped where there is no link, since it is sent again."""
+
+    machine: str
+    body: ToAgentMessage
+
+
+class ToOperator(ControllerCommand, frozen=True, kw_only=True):
+    """Answer a request."""
+
+    reply: OperatorReply
+
+
+class PhaseReached(ControllerCommand, frozen=True, kw_only=True):
+    """A point of protocol/phases.py has been passed; does nothing outside drills."""
+
+    name: str
+    number: int
+
+
+class EndJob(ControllerCommand, frozen=True, kw_only=True):
+    """The last command: the controller's process ends with `code`."""
+
+    code: int
+    reason: str
+
+
+Command = Append | ToAgent | ToOperator | PhaseReached | EndJob
+
+# --------------------------------------------------------------------------- machines and workers
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machine:
+    """A host as far as its agent has told."""
+
+    name: str
+    agent: str = ""
+    """Incarnation of the agent's process; empty: never heard of in this term."""
+    is_linked: bool = False
+    heard_at: Instant
+    facts: Facts = NO_FACTS
+    is_leaving: bool = False
+    is_retired: bool = False
+    """Refused or released for good: no worker is launched there any more."""
+    is_lost: bool = False
+    """Its agent is silent; it comes back by saying hello."""
+    launch_failures: int = 0
+    reason: str = ""
+    """Why it is not usable, for people."""
+
+
+WorkerRole = Literal["starting", "standby", "member", "leaver", "ending"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Worker:
+    """One process life of a worker that is not known to be over."""
+
+    incarnation: str
+    machine: str
+    local_rank: int
+    launched_at: Instant
+    role: WorkerRole = "starting"
+    """`ending`: killed, fenced or released; its exit is awaited."""
+    host: str = ""
+    port: int = 0
+    facts: Facts = NO_FACTS
+    as_rank: int = -1
+    """Rank a standby was told to build as; -1: not told yet."""
+    readiness: StandbyReady | None = None
+    reason: str = ""
+    """Why a standby is not usable, or why it is ending."""
+    ending_since: Instant | None = None
+    released_number: int = 0
+    """Generation that a leaver made room for; 0: it is killed instead of released."""
+    status: WorkerStatus | None = None
+    missing_since: Instant | None = None
+    stopped_since: Instant | None = None
+
+    @property
+    def is_up(self) -> bool:
+        """Whether its channels listen."""
+        return bool(self.host)
+
+
+# --------------------------------------------------------------------------- incident in progress
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Incident:
+    """Record under way, from first sign to the first gate of the new generation."""
+
+    base_generation: int
+    is_planned: bool
+    reason: str
+    started_at: Instant
+    culprits: tuple[Culprit, ...] = ()
+    phases: tuple[tuple[str, Instant], ...] = ()
+    before: tuple[Member, ...] = ()
+    """Members of the base generation, by rank."""
+    dones: tuple[Done, ...] = ()
+    marks: tuple[RankMarks, ...] = ()
+    edges: tuple[tuple[int, int], ...] = ()
+    """Failed edges between members as (lower rank, higher rank)."""
+    elsewhere: tuple[int, ...] = ()
+    """Ranks whose machine is to blame: not respawned in place."""
+    steps_repeated: int = 0
+    first_gate_at: Instant | None = None
+    request: str = ""
+    """Operator's request that it answers."""
+
+
+# --------------------------------------------------------------------------- phases
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Forming:
+    """No generation yet: machines register, workers start."""
+
+    deadline: Instant
+    complete_since: Instant | None = None
+    """When enough machines had registered."""
+    active: tuple[str, ...] = ()
+    """Chosen machines in rank order; empty: not chosen."""
+    tries: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Training:
+    """The committed generation trains; the controller is not needed for it."""
+
+    unacknowledged: tuple[str, ...] = ()
+    """Members that have not confirmed the commit."""
+    has_passed_gate: bool = False
+    untracked: tuple[str, ...] = ()
+    """Members that still build `main` (fresh start)."""
+    committed_at: Instant
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Preparing:
+    """Phase one of a planned switchover."""
+
+    plan: Plan
+    waiting: tuple[str, ...]
+    """Incarnations whose PhaseOneReady is awaited."""
+    deadline: Instant
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Flagged:
+    """The flag is up; the first rank to stop names the boundary."""
+
+    plan: Plan
+    deadline: Instant
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Switching:
+    """A plan with a target is out; Done of every member (planned: and leaver) is awaited."""
+
+    plan: Plan
+    dones: Mapping[str, Done] = field(default_factory=dict)
+    deadline: Instant
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Freezing:
+    """Reports are awaited; nothing of the old generation can change once they are in."""
+
+    number: int
+    reports: Mapping[str, Report] = field(default_factory=dict)
+    deadline: Instant
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seat:
+    """A lost rank and who is to take it."""
+
+    rank: int
+    way: Literal["respawn", "standby"]
+    incarnation: str = ""
+    """Worker meant for it; empty: none yet."""
+    deadline: Instant
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gathering:
+    """Reports are in; joiners for lost ranks are being found or started."""
+
+    number: int
+    reports: Mapping[str, Report]
+    seats: tuple[Seat, ...]
+    since: Instant
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finishing:
+    """Some rank has passed the finish gate: all have done all steps."""
+
+    passed: tuple[str, ...]
+    step: int
+    is_stopped: bool
+    deadline: Instant
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Completing:
+    """COMPLETE is journaled; workers end by themselves."""
+
+    is_stopped: bool
+    deadline: Instant
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ending:
+    """The reason is journaled; agents are told to stop."""
+
+    code: int
+    reason: str
+    told: tuple[str, ...]
+    """Machines whose link is not closed yet."""
+    deadline: Instant
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ended:
+    """Nothing happens any more."""
+
+    code: int
+    reason: str
+
+
+Phase = (
+    Forming
+    | Training
+    | Preparing
+    | Flagged
+    | Switching
+    | Freezing
+    | Gathering
+    | Finishing
+    | Completing
+    | Ending
+    | Ended
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScriptFailure:
+    """An exception of the script that waits for earlier ones."""
+
+    rank: int
+    step: int
+    error: str
+    text: str
+    machine: str
+    deadline: Instant
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wish:
+    """A planned switchover that has been accepted and not begun."""
+
+    request: str
+    machines: tuple[str, ...]
+    to: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class State:
+    """Everything the controller knows. Mappings are never changed in place."""
+
+    config: Config
+    spec: JobSpec
+    term: int
+    phase: Phase
+    machines: Mapping[str, Machine] = field(default_factory=dict)
+    workers: Mapping[str, Worker] = field(default_factory=dict)
+    retired: frozenset[str] = frozenset()
+    """Worker incarnations that must never act again; asked only by membership, never iterated."""
+    membership: Membership | None = None
+    """Of the committed generation."""
+    target: Version = START
+    """Version at which the committed generation started."""
+    is_fresh: bool = False
+    """Whether the committed generation was a fresh start."""
+    identities: tuple[str, ...] = ()
+    facts: Facts | None = None
+    """What every machine must equal."""
+    highest_number: int = 0
+    launch_count: int = 0
+    incident: Incident | None = None
+    incident_count: int = 0
+    closed: tuple[IncidentReport, ...] = ()
+    tries: Mapping[str, int] = field(default_factory=dict)
+    """Recoveries of one kind for one rank at one step, by a key of the three."""
+    wish: Wish | None = None
+    is_stop_wanted: bool = False
+    failure: ScriptFailure | None = None
+    started_at: Instant
+    resend_at: Instant
+    step: int = 0
+    """Highest step any rank is known to have entered; for people."""
+    progress_gate: int = -1
+    progress_at: Instant
+
+    @property
+    def generation(self) -> int:
+        """Number of the committed generation; 0 before the first."""
+        return self.membership.generation if self.membership is not None else 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Transition:
+    """Result of one move of the decider."""
+
+    state: State
+    commands: tuple[Command, ...]
+    reason: str

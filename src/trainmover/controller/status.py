@@ -1,0 +1,231 @@
+"""What a person is shown: one view of the state, made of plain values. Decides only the wording."""
+
+from __future__ import annotations
+
+from typing import Literal, assert_never
+
+import msgspec
+
+from trainmover.controller import lookup
+from trainmover.controller.state import (
+    Completing,
+    Ended,
+    Ending,
+    Finishing,
+    Flagged,
+    Forming,
+    Freezing,
+    Gathering,
+    Preparing,
+    State,
+    Switching,
+    Training,
+    Worker,
+)
+from trainmover.protocol.journal import IncidentReport
+from trainmover.units import Instant, in_seconds
+
+Word = Literal[
+    "starting", "running", "degraded", "recovering", "reallocating", "finishing", "stopped"
+]
+
+
+class RankView(msgspec.Struct, frozen=True, kw_only=True):
+    """Who plays a rank and where it is."""
+
+    rank: int
+    machine: str
+    incarnation: str
+    step: int
+    phase: str
+    is_alive: bool
+
+
+class StandbyView(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker without a rank."""
+
+    machine: str
+    incarnation: str
+    local_rank: int
+    is_ready: bool
+    as_rank: int
+    reason: str
+    """Why it is not ready, or why it would enter `main` again."""
+    seconds: float
+
+
+class MachineView(msgspec.Struct, frozen=True, kw_only=True):
+    """A machine and what it is for."""
+
+    name: str
+    role: Literal["active", "standby", "lost", "retired", "leaving"]
+    is_linked: bool
+    ranks: tuple[int, ...]
+    reason: str
+
+
+class StatusView(msgspec.Struct, frozen=True, kw_only=True):
+    """Answer to `trainmover status`."""
+
+    job: str
+    run_id: str
+    word: Word
+    phase: str
+    """What exactly is waited for."""
+    generation: int
+    step: int
+    term: int
+    world_size: int
+    ranks: tuple[RankView, ...]
+    standbys: tuple[StandbyView, ...]
+    machines: tuple[MachineView, ...]
+    incident_count: int
+    max_incidents: int
+    incidents: tuple[IncidentReport, ...]
+    open_incident: str
+    exit_code: int | None
+    reason: str
+
+
+def status(state: State, now: Instant) -> StatusView:
+    """The view of `state`."""
+    code, reason = None, ""
+    if isinstance(state.phase, Ending | Ended):
+        code, reason = state.phase.code, state.phase.reason
+    return StatusView(
+        job=state.spec.job,
+        run_id=state.spec.run_id,
+        word=word(state),
+        phase=describe(state, now),
+        generation=state.generation,
+        step=lookup.known_step(state),
+        term=state.term,
+        world_size=state.spec.world_size,
+        ranks=tuple(_rank(state, rank) for rank in range(len(lookup.members(state)))),
+        standbys=tuple(_standby(w) for w in _without_rank(state)),
+        machines=tuple(_machine(state, name) for name in _machine_names(state)),
+        incident_count=state.incident_count,
+        max_incidents=state.config.max_incidents,
+        incidents=state.closed,
+        open_incident=state.incident.reason if state.incident is not None else "",
+        exit_code=code,
+        reason=reason,
+    )
+
+
+def word(state: State) -> Word:
+    """The state a person can follow (D1)."""
+    match state.phase:
+        case Forming():
+            return "starting"
+        case Training():
+            ready = [w for w in lookup.standbys(state) if lookup.is_ready(w)]
+            is_short = len(ready) < state.config.standby_machines * state.spec.workers_per_machine
+            return "degraded" if is_short else "running"
+        case Preparing() | Flagged():
+            return "reallocating"
+        case Switching(plan=plan):
+            words: dict[str, Word] = {"form": "starting", "planned": "reallocating"}
+            return words.get(plan.kind, "recovering")
+        case Freezing() | Gathering():
+            return "recovering"
+        case Finishing() | Completing():
+            return "finishing"
+        case Ending() | Ended():
+            return "stopped"
+        case _ as never:
+            assert_never(never)
+
+
+def describe(state: State, now: Instant) -> str:
+    """What is waited for, in one clause."""
+    phase = state.phase
+    match phase:
+        case Forming(active=active):
+            count = len(lookup.usable_machines(state))
+            wanted = lookup.machine_count(state)
+            return "workers start" if active else f"{count} of {wanted} machines registered"
+        case Training():
+            if phase.untracked:
+                return f"{len(phase.untracked)} ranks build main"
+            return "training"
+        case Preparing():
+            return f"prepare {phase.plan.number}: waits for {', '.join(phase.waiting)}"
+        case Flagged():
+            return f"switchover {phase.plan.number}: waits for the boundary"
+        case Switching():
+            silent = [n for n in lookup.participants(phase.plan) if n not in phase.dones]
+            return f"cut-over to {phase.plan.number}: waits for {', '.join(silent)}"
+        case Freezing():
+            return f"freeze {phase.number}: {len(phase.reports)} reports"
+        case Gathering():
+            seats = ", ".join(f"rank {s.rank} ({s.way})" for s in phase.seats)
+            waited = in_seconds(now - phase.since)
+            return f"recovery {phase.number}: joiners for {seats}, since {waited:.1f} s"
+        case Finishing():
+            return f"{len(phase.passed)} ranks have passed the finish gate"
+        case Completing():
+            return "complete; workers end"
+        case Ending() | Ended():
+            return phase.reason
+        case _ as never:
+            assert_never(never)
+
+
+def _rank(state: State, rank: int) -> RankView:
+    member = lookup.members(state)[rank]
+    worker = state.workers.get(member.incarnation)
+    seen = worker.status if worker is not None else None
+    return RankView(
+        rank=rank,
+        machine=member.machine,
+        incarnation=member.incarnation,
+        step=seen.step if seen is not None else -1,
+        phase=seen.phase if seen is not None else "",
+        is_alive=worker is not None and worker.role == "member",
+    )
+
+
+def _without_rank(state: State) -> tuple[Worker, ...]:
+    names = sorted(state.workers, key=lookup.natural_order)
+    found = [state.workers[name] for name in names]
+    return tuple(worker for worker in found if worker.role in {"starting", "standby"})
+
+
+def _standby(worker: Worker) -> StandbyView:
+    readiness = worker.readiness
+    reason = worker.reason
+    if not reason and readiness is None:
+        reason = "builds main" if worker.role == "standby" else "starts"
+    elif not reason and readiness is not None:
+        reason = readiness.reason
+    return StandbyView(
+        machine=worker.machine,
+        incarnation=worker.incarnation,
+        local_rank=worker.local_rank,
+        is_ready=lookup.is_ready(worker),
+        as_rank=worker.as_rank,
+        reason=reason,
+        seconds=readiness.seconds if readiness is not None else 0.0,
+    )
+
+
+def _machine_names(state: State) -> tuple[str, ...]:
+    return tuple(sorted(state.machines, key=lookup.natural_order))
+
+
+def _machine(state: State, name: str) -> MachineView:
+    machine = state.machines[name]
+    ranks = lookup.ranks_on(state.membership, name)
+    role: Literal["active", "standby", "lost", "retired", "leaving"]
+    if machine.is_retired:
+        role = "retired"
+    elif machine.is_lost:
+        role = "lost"
+    elif machine.is_leaving:
+        role = "leaving"
+    else:
+        role = "active" if ranks else "standby"
+    return MachineView(
+        name=name, role=role, is_linked=machine.is_linked, ranks=ranks, reason=machine.reason
+    )

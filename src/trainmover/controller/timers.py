@@ -1,0 +1,249 @@
+"""Everything that happens because time has passed, and what is sent again until it is answered.
+
+Decides nothing that is not due: each handler looks at its own deadline. The resend interval is the
+controller's pulse; nothing needs a timer of its own that is longer than that (I12).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import assert_never
+
+from trainmover.controller import (
+    ending,
+    finishing,
+    forming,
+    incidents,
+    lookup,
+    losses,
+    plans,
+    pool,
+    recovery,
+    switchover,
+)
+from trainmover.controller.move import Move
+from trainmover.controller.state import (
+    Completing,
+    Ended,
+    Ending,
+    Finishing,
+    Flagged,
+    Forming,
+    Freezing,
+    Gathering,
+    Preparing,
+    State,
+    Switching,
+    Training,
+    Worker,
+)
+from trainmover.protocol.messages import (
+    Commit,
+    Complete,
+    Freeze,
+    PlanIssued,
+    Prepare,
+    RaiseFlag,
+    Release,
+    ToWorkerBody,
+)
+from trainmover.units import Instant, earliest
+
+
+def next_deadline(state: State) -> Instant | None:
+    """When the controller has to move even if nothing happens."""
+    match state.phase:
+        case Ended():
+            return None
+        case Training() | Gathering():
+            deadline = None
+        case (
+            Forming(deadline=due)
+            | Preparing(deadline=due)
+            | Flagged(deadline=due)
+            | Switching(deadline=due)
+            | Freezing(deadline=due)
+            | Finishing(deadline=due)
+            | Completing(deadline=due)
+            | Ending(deadline=due)
+        ):
+            deadline = due
+        case _ as never:
+            assert_never(never)
+    failure = state.failure.deadline if state.failure is not None else None
+    return earliest(state.resend_at, deadline, failure)
+
+
+def on_due(move: Move) -> None:
+    """Whatever `now` makes due, then the pool's upkeep, then repeats."""
+    losses.check_failure(move)
+    losses.check_silence(move)
+    _on_phase(move)
+    if not isinstance(move.state.phase, Finishing | Completing | Ending | Ended):
+        pool.refill(move)
+        _on_phase_again(move)
+        pool.let_go(move)
+    if move.now >= move.state.resend_at and not isinstance(move.state.phase, Ended):
+        interval_s = move.state.config.resend_interval_s
+        move.state = replace(move.state, resend_at=move.in_(interval_s))
+        resend(move)
+
+
+def _on_phase(move: Move) -> None:
+    phase = move.state.phase
+    match phase:
+        case Forming():
+            forming.advance(move)
+        case Training():
+            _on_training(move, phase)
+        case Preparing():
+            if move.now >= phase.deadline:
+                switchover.give_up(move, f"phase one not ready in time: {_names(phase.waiting)}")
+        case Flagged():
+            if move.now >= phase.deadline:
+                switchover.give_up(move, "no rank has reached the flagged boundary in time")
+        case Switching():
+            if move.now >= phase.deadline:
+                _on_late_switching(move, phase)
+        case Freezing():
+            recovery.check(move)
+        case Gathering():
+            recovery.advance(move)
+        case Finishing():
+            if move.now >= phase.deadline:
+                finishing.complete(move, phase.step, is_stopped=phase.is_stopped)
+        case Completing():
+            ending.check_completed(move, phase)
+        case Ending():
+            ending.check(move)
+        case Ended():
+            pass
+        case _ as never:
+            assert_never(never)
+
+
+def _on_phase_again(move: Move) -> None:
+    """A slot that was just refilled may be the joiner that is waited for."""
+    if isinstance(move.state.phase, Gathering):
+        recovery.advance(move)
+
+
+def _names(names: tuple[str, ...]) -> str:
+    return ", ".join(names[:8])
+
+
+def _on_late_switching(move: Move, phase: Switching) -> None:
+    silent = tuple(n for n in lookup.participants(phase.plan) if n not in phase.dones)
+    text = f"not prepared in time: {_names(silent)}"
+    match phase.plan.kind:
+        case "form":
+            for name in silent:
+                pool.end(move, name, "was not prepared in time")
+            forming.start_over(move, phase, text)
+        case "planned":
+            switchover.give_up(move, text)
+        case "unplanned":
+            recovery.on_late_cut_over(move, phase)
+        case _ as never:
+            assert_never(never)
+
+
+def _on_training(move: Move, phase: Training) -> None:
+    state, config = move.state, move.state.config
+    if not phase.has_passed_gate and state.progress_gate >= max(state.target.step, 0):
+        phase = replace(phase, has_passed_gate=True)
+        move.enter(phase)
+    is_heard = not phase.unacknowledged
+    is_late = move.has_waited(phase.committed_at, config.release_timeout_s)
+    if phase.has_passed_gate or (is_heard and is_late):
+        _release_leavers(move)
+    if incidents.has_to_close(move):
+        incidents.close(move)
+    switchover.advance(move)
+
+
+def _release_leavers(move: Move) -> None:
+    for name in sorted(move.state.workers):
+        worker = move.state.workers[name]
+        if worker.role == "leaver":
+            plans.release(move, name)
+            number = worker.released_number
+            move.tell(name, Release(term=move.state.term, number=number))
+            move.reached("leaver_released", number)
+            incidents.note(move, "leaver_released")
+
+
+# --------------------------------------------------------------------------- repeats
+
+
+def resend(move: Move) -> None:
+    """Say again what has not been answered."""
+    phase = move.state.phase
+    if isinstance(phase, Ending):
+        ending.tell(move, phase)
+        return
+    for name in sorted(move.state.workers, key=lookup.natural_order):
+        _resend_to_worker(move, move.state.workers[name])
+    for name, body in unanswered(move):
+        move.tell(name, body)
+    finishing.ask_to_stop(move)
+
+
+def _resend_to_worker(move: Move, worker: Worker) -> None:
+    match worker.role:
+        case "ending":
+            _resend_end(move, worker)
+        case "starting":
+            if worker.status is None and not worker.is_up:
+                pool.order_launch(move, worker)
+        case "standby":
+            if worker.readiness is None and not worker.reason:
+                pool.order_standby(move, worker)
+        case "member" | "leaver":
+            pass
+        case _ as never:
+            assert_never(never)
+
+
+def _resend_end(move: Move, worker: Worker) -> None:
+    since = worker.ending_since if worker.ending_since is not None else move.now
+    is_late = move.has_waited(since, move.state.config.release_timeout_s)
+    if worker.released_number and not is_late:
+        body = Release(term=move.state.term, number=worker.released_number)
+        move.tell(worker.incarnation, body)
+    else:
+        pool.order_end(move, worker)
+
+
+def unanswered(move: Move) -> list[tuple[str, ToWorkerBody]]:
+    """Messages to workers whose answers the phase waits for."""
+    term, phase, state = move.state.term, move.state.phase, move.state
+    found: list[tuple[str, ToWorkerBody]] = []
+    match phase:
+        case Training():
+            found += [
+                (name, Commit(term=term, number=state.generation)) for name in phase.unacknowledged
+            ]
+        case Preparing(plan=plan):
+            found += [(name, Prepare(term=term, plan=plan)) for name in phase.waiting]
+        case Flagged(plan=plan):
+            flag = RaiseFlag(term=term, number=plan.number)
+            found += [(name, flag) for name in lookup.member_names(state)]
+        case Switching(plan=plan):
+            if plan.kind == "unplanned":
+                plans.freeze_joiners(move, plan)
+            silent = [n for n in lookup.participants(plan) if n not in phase.dones]
+            found += [(name, PlanIssued(term=term, plan=plan)) for name in silent]
+        case Freezing(number=number):
+            silent = [n for n in recovery.frozen_workers(move) if n not in phase.reports]
+            found += [(name, Freeze(term=term, number=number)) for name in silent]
+        case Gathering(number=number):
+            silent = [n for n in lookup.member_names(state) if n not in phase.reports]
+            found += [(name, Freeze(term=term, number=number)) for name in silent]
+        case Completing():
+            found += [(name, Complete(term=term)) for name in lookup.member_names(state)]
+        case Forming() | Finishing() | Ending() | Ended():
+            pass
+        case _ as never:
+            assert_never(never)
+    return found
