@@ -1,0 +1,64 @@
+"""Settings of a worker process, with their trade-offs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
+
+from trainmover.errors import ConfigError
+
+C = TypeVar("C")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerConfig:
+    """Limits and habits of the training process. All times in seconds."""
+
+    threads: int = 1
+    """Intra-op threads of torch; equal on all machines, or sums are split differently."""
+    transfer_timeout_s: float = 60.0
+    """Longest silence of a peer while state moves; shorter finds a dead source sooner."""
+    serve_wait_s: float = 60.0
+    """Longest wait of a state source until it stands at the requested version."""
+    settle_attempts_max: int = 6
+    """Most loop-back iterations of a standby until its collective sequence repeats."""
+    leave_grace_s: float = 5.0
+    """Time a leaver's `main` has to unwind before the process ends anyway."""
+    closing_grace_s: float = 1.0
+    """Time for last messages to reach the agent before the process ends."""
+    does_scan: bool = True
+    """Look for live modules, optimizers, schedulers that are not tracked, once at step 0."""
+
+    def __post_init__(self) -> None:
+        if self.threads < 1:
+            raise ConfigError(f"worker.threads: expected at least 1, got {self.threads}")
+        if self.settle_attempts_max < 3:
+            raise ConfigError(
+                "worker.settle_attempts_max: expected at least 3 (DDP rebuilds its buckets in "
+                f"the second iteration), got {self.settle_attempts_max}"
+            )
+
+
+def read_settings(owner: type[C], prefix: str, settings: Mapping[str, str]) -> C:
+    """An owner's config from flattened settings (`worker.threads` -> "1").
+
+    The command line has checked them; here only text becomes a value again.
+    """
+    values: dict[str, Any] = {}
+    for field in fields(owner):  # type: ignore[arg-type]
+        text = settings.get(f"{prefix}.{field.name}")
+        if text is not None:
+            values[field.name] = _value(text, field.default, f"{prefix}.{field.name}")
+    return owner(**values)
+
+
+def _value(text: str, default: Any, name: str) -> Any:
+    try:
+        if isinstance(default, bool):
+            return {"true": True, "false": False}[text.lower()]
+        if isinstance(default, (int, float)):
+            return type(default)(text)
+    except (KeyError, ValueError) as error:
+        raise ConfigError(f"{name}: expected {type(default).__name__}, got {text!r}") from error
+    return text

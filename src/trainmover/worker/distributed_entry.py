@@ -1,0 +1,102 @@
+"""`torch.distributed` as a script under trainmover sees it (facts/integration.md, H13).
+
+The default group exists before `main` runs. A script written for torchrun may initialise it
+again, ask for `gloo` or `nccl` groups, and destroy them: each means ours, with one notice.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from trainmover.errors import ScriptError
+
+OURS = "trainmover"
+MEANT_AS_OURS = (None, "", OURS, "gloo", "nccl", "cpu:gloo", "cpu:gloo,cuda:nccl", "mpi", "xccl")
+
+
+class DistributedEntry:
+    """Replaces the three functions while a worker runs a script."""
+
+    def __init__(self, notice: Callable[[str, str], None], on_group: Callable[[], None]) -> None:
+        self._notice = notice
+        self._on_group = on_group
+        self._told: set[str] = set()
+        self._real_init = c10d.init_process_group
+        self._real_new_group = c10d.new_group
+        self._real_destroy = c10d.destroy_process_group
+
+    def install(self) -> None:
+        """Once per process, before the script is loaded."""
+        for name, function in (
+            ("init_process_group", self._init),
+            ("new_group", self._new_group),
+            ("destroy_process_group", self._destroy),
+        ):
+            setattr(c10d, name, function)
+            setattr(dist, name, function)
+        device_mesh = sys.modules.get("torch.distributed.device_mesh")
+        if device_mesh is not None:
+            for name, function in (
+                ("init_process_group", self._init),
+                ("new_group", self._new_group),
+            ):
+                if hasattr(device_mesh, name):
+                    setattr(device_mesh, name, function)
+
+    def _tell(self, key: str, text: str) -> None:
+        if key not in self._told:
+            self._told.add(key)
+            self._notice("notice", text)
+
+    def _init(self, *args: Any, **kwargs: Any) -> None:
+        if not dist.is_initialized():
+            self._real_init(*args, **kwargs)
+            return
+        world_size = kwargs.get("world_size", -1)
+        if world_size not in (-1, None, dist.get_world_size()):
+            raise ScriptError(
+                f"init_process_group(world_size={world_size}): this job has "
+                f"{dist.get_world_size()} ranks; leave world_size out"
+            )
+        self._tell(
+            "init",
+            "init_process_group: the job's group exists already (trainmover's own, whichever "
+            "backend was named); the call does nothing",
+        )
+
+    def _new_group(self, *args: Any, **kwargs: Any) -> Any:
+        backend = kwargs.get("backend", args[2] if len(args) > 2 else None)
+        if backend not in MEANT_AS_OURS:
+            raise ScriptError(
+                f"new_group(backend={backend!r}): under trainmover every group is trainmover's own, "
+                "so that it survives a switchover; leave the backend out"
+            )
+        if backend not in (None, "", OURS):
+            self._tell("group", f"new_group(backend={backend!r}) means trainmover's own group")
+            if "backend" in kwargs:
+                kwargs = {**kwargs, "backend": None}
+            else:
+                args = (*args[:2], None, *args[3:])
+        self._on_group()
+        return self._real_new_group(*args, **kwargs)
+
+    def _destroy(self, *args: Any, **kwargs: Any) -> None:
+        group = args[0] if args else kwargs.get("group")
+        if group is None or group is c10d._get_default_group():
+            self._tell(
+                "destroy",
+                "destroy_process_group does nothing: the job's group ends with the job",
+            )
+            return
+        self._real_destroy(*args, **kwargs)
+
+    def reset(self, start: Callable[[], None]) -> None:
+        """A new entry of `main`: all groups of the last one are gone, counters begin anew."""
+        if dist.is_initialized():
+            self._real_destroy()
+        start()

@@ -1,0 +1,199 @@
+"""`trainmover.run(main)`: where a script hands its main function over.
+
+Under an agent the worker's process enters `main` as often as roles change; as `python FILE` or
+under torchrun it is entered once, without resilience.
+"""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import os
+import traceback
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from trainmover.errors import ScriptError
+from trainmover.protocol import exits
+from trainmover.worker import orders
+from trainmover.worker.blame import machine_cause
+from trainmover.worker.events import MainFailed
+from trainmover.worker.job import Job
+from trainmover.worker.stepper import Stepper
+from trainmover.worker.unwinding import Halted, Left, Reentered
+
+if TYPE_CHECKING:
+    from trainmover.worker.distributed_entry import DistributedEntry
+    from trainmover.worker.runtime import Runtime
+
+Main = Callable[[Job], object]
+
+INCARNATION_VARIABLE = "TRAINMOVER_INCARNATION"
+
+_driver: Driver | None = None
+_current: Job | None = None
+
+
+class ProcessEnds(BaseException):
+    """Unwinds the script: the worker's process ends with `code`."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+def run(main: Main) -> None:
+    """Run `main(job)` on this rank.
+
+    Under `trainmover run` the process's part in the job: entered once, or again when this process
+    takes another rank. As `python FILE` (1 process) or under torchrun: entered once.
+
+    Args:
+        main: Function of one argument, the `Job`. What it returns is ignored.
+    Raises:
+        ScriptError: `main` can't be called with one argument, or run() was reached in a loader
+            worker (the call must stand under ``if __name__ == "__main__":``).
+    """
+    _check_signature(main)
+    if _driver is not None:
+        _driver.drive(main)
+        return
+    if os.environ.get(INCARNATION_VARIABLE):
+        raise ScriptError(
+            "trainmover.run() was reached in a loader worker (or another child process): put it "
+            'under `if __name__ == "__main__":`'
+        )
+    from trainmover.worker.plain import run_plain
+
+    run_plain(main)
+
+
+def current_job() -> Job:
+    """The job of this process, for code that `main` does not hand it to.
+
+    Raises:
+        ScriptError: No `main` is running.
+    """
+    if _current is None:
+        raise ScriptError("current_job() was called outside of main; call it from within main(job)")
+    return _current
+
+
+def set_current(job: Job | None) -> None:
+    """Remember which job `main` runs in."""
+    global _current
+    _current = job
+
+
+def set_driver(driver: Driver) -> None:
+    """This process is a worker."""
+    global _driver
+    _driver = driver
+
+
+def _check_signature(main: Main) -> None:
+    try:
+        inspect.signature(main).bind(object())
+    except TypeError as error:
+        name = getattr(main, "__name__", repr(main))
+        raise ScriptError(
+            f"trainmover.run(main) needs a function of one argument: def {name}(job: "
+            f"trainmover.Job) -> None; got {name}{inspect.signature(main)}"
+        ) from error
+
+
+class Driver:
+    """Enters `main` as the I/O side orders, and says how each entry ended."""
+
+    def __init__(self, runtime: Runtime, distributed: DistributedEntry) -> None:
+        self._runtime = runtime
+        self._distributed = distributed
+        self.first: orders.RunMain
+        """The order with which this process began."""
+
+    def drive(self, main: Main) -> None:
+        """Enter `main` until this process's part is over. Raises ProcessEnds."""
+        order = self.first
+        while True:
+            order = self._enter(main, order)
+
+    def _enter(self, main: Main, order: orders.RunMain) -> orders.RunMain:
+        runtime = self._runtime
+        runtime.begin_entry(order)
+        self._distributed.reset(lambda: runtime.start_groups(order))
+        stepper = Stepper(runtime, order, runtime.watch)
+        runtime.stepper = stepper
+        runtime.watch.on_invented = stepper.before_invented
+        job = Job(runtime, stepper)
+        set_current(job)
+        try:
+            result = main(job)
+        except Reentered as again:
+            return self._again(again.order, job)
+        except Left as left:
+            print(f"trainmover: this process has left the job: {left}")
+            raise ProcessEnds(exits.COMPLETED) from None
+        except Halted as halted:
+            raise ProcessEnds(halted.code) from None
+        except SystemExit as error:
+            if error.code not in (None, 0) or not job.was_finished:
+                return self.failed(error)
+            raise ProcessEnds(exits.COMPLETED) from None
+        except (Exception, KeyboardInterrupt) as error:
+            return self.failed(error)
+        pending, runtime.pending_entry = runtime.pending_entry, None
+        if pending is not None:
+            return self._again(pending, job)
+        return self._returned(job, result)
+
+    def _returned(self, job: Job, result: object) -> orders.RunMain:
+        if not job.was_entered:
+            return self.failed(
+                ScriptError(
+                    "main returned without entering job.steps(); write "
+                    "`for step in job.steps(N):` around the training loop"
+                )
+            )
+        if result is not None and job.is_primary:
+            print(f"trainmover: main returned {result!r}; the value is not used")
+        raise ProcessEnds(exits.COMPLETED)
+
+    def _again(self, order: orders.RunMain, job: Job) -> orders.RunMain:
+        """Let go of everything the last entry held before the next one allocates."""
+        self._runtime.stepper = None
+        self._runtime.watch.on_invented = None
+        job.close()
+        set_current(None)
+        gc.collect()
+        return order
+
+    def failed(self, error: BaseException) -> orders.RunMain:
+        """`main` (or the script around it) raised: tell it, and do what is ordered then."""
+        runtime = self._runtime
+        stepper = runtime.stepper
+        if runtime.is_loader_worker():
+            raise error
+        text = "".join(traceback.format_exception(error))
+        print(text, flush=True)
+        runtime.post(
+            MainFailed(
+                rank=stepper.rank if stepper is not None else self.first.rank,
+                step=stepper.step_index if stepper is not None else 0,
+                text=text,
+                error=f"{type(error).__name__}: {error}",
+                was_running_out=runtime.is_tainted,
+                is_machine_caused=bool(machine_cause(error)),
+            )
+        )
+        while True:
+            order = runtime.orders.take()
+            match order:
+                case orders.RunMain():
+                    return order
+                case orders.Halt():
+                    raise ProcessEnds(order.code)
+                case orders.Leave() | orders.Finish():
+                    raise ProcessEnds(exits.COMPLETED)
+                case _:
+                    # Orders for a main that is gone; the lifecycle has moved on.
+                    continue

@@ -1,0 +1,178 @@
+"""State between workers: who serves it, who fetches it, over which stream.
+
+A source serves only while it stands at exactly the version of the plan that the joiner names
+(protocol.md W14, finding 8). Streams are dialled by the joiner and authenticated by the
+communicator; each is served by a short-lived thread of its own, off the I/O thread.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from trainmover.errors import StateMismatch, TrainMoverError, TransportError
+from trainmover.protocol.messages import Plan, Source
+from trainmover.state.transfer import serve_state
+from trainmover.topology import Member
+from trainmover.worker.personal import Personal, decode, encode
+
+if TYPE_CHECKING:
+    from trainmover.worker.runtime import Runtime
+
+BULK = "bulk"
+OWN = "own"
+LENGTH = struct.Struct("!Q")
+PERSONAL_LIMIT_BYTES = 1 << 30
+
+
+class Exchange:
+    """Serving side on threads, fetching side on the joiner's main thread."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._condition = threading.Condition()
+        self._open_number = 0
+
+    # ------------------------------------------------------------------ serving
+
+    def open_serving(self, number: int) -> None:
+        """This worker stands at the target of plan `number` until it is settled."""
+        with self._condition:
+            self._open_number = number
+            self._condition.notify_all()
+
+    def close_serving(self, number: int) -> None:
+        """The plan is settled: state moves on."""
+        with self._condition:
+            if self._open_number == number:
+                self._open_number = 0
+
+    def serve(self, purpose: str, generation: int, peer: str, stream: socket.socket) -> None:
+        """Answer one joiner; on the I/O thread, returns at once."""
+        threading.Thread(
+            target=self._serve,
+            args=(purpose, generation, peer, stream),
+            name="trainmover-serve",
+            daemon=True,
+        ).start()
+
+    def _serve(self, purpose: str, generation: int, peer: str, stream: socket.socket) -> None:
+        config = self._runtime.config
+        try:
+            with stream:
+                stream.settimeout(config.transfer_timeout_s)
+                self._wait_until_open(generation, config.serve_wait_s)
+                if purpose == BULK:
+                    self._serve_bulk(stream, generation)
+                else:
+                    self._serve_own(stream, purpose)
+        except (TrainMoverError, OSError) as error:
+            # The joiner sees its stream end and reports the edge; here it is worth a line.
+            self._runtime.tell_finding("transfer", f"serving {purpose} to {peer}: {error}")
+
+    def _wait_until_open(self, number: int, limit_s: float) -> None:
+        deadline = time.monotonic() + limit_s
+        with self._condition:
+            while self._open_number != number:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise TransportError(
+                        f"expected to stand at the target of plan {number} within {limit_s} s, "
+                        f"but stand at plan {self._open_number}"
+                    )
+                self._condition.wait(left)
+
+    def _serve_bulk(self, stream: socket.socket, number: int) -> None:
+        stepper = self._runtime.stepper
+        if stepper is None:
+            raise TransportError("expected to have state, but main has not been entered")
+        serve_state(stream, stepper.inventory, smalls=True, progress=self._halfway(number))
+
+    def _serve_own(self, stream: socket.socket, purpose: str) -> None:
+        _, rank, step = purpose.split(":")
+        personal = self._own(int(rank), int(step))
+        data = b"" if personal is None else encode(personal)
+        stream.sendall(LENGTH.pack(len(data)) + data)
+
+    def _own(self, rank: int, step: int) -> Personal | None:
+        stepper = self._runtime.stepper
+        if stepper is not None and stepper.rank == rank and not stepper.is_shadow:
+            return stepper.boundary_personal
+        return self._runtime.store.get(rank, step)
+
+    def _halfway(self, number: int) -> Callable[[float], None]:
+        has_passed = False
+
+        def progress(fraction: float) -> None:
+            nonlocal has_passed
+            if fraction >= 0.5 and not has_passed:
+                has_passed = True
+                self._runtime.reached("half_state_sent", number)
+
+        return progress
+
+    # ------------------------------------------------------------------ fetching
+
+    def fetch_state(self, plan: Plan, rank: int, receive: Callable[..., int]) -> int:
+        """Run `receive(stream, progress)` on the stream of the bulk source; bytes received.
+
+        Raises TransportError, StateMismatch.
+        """
+        source = _source(plan, rank)
+        with self._dial(plan, source.bulk_from, BULK) as stream:
+            received = receive(stream, self._halfway(plan.number))
+        self._runtime.reached("digests_verified", plan.number)
+        return received
+
+    def fetch_personal(self, plan: Plan, rank: int) -> Personal:
+        """Own leaves of `rank` at the plan's target."""
+        source = _source(plan, rank)
+        purpose = f"{OWN}:{rank}:{plan.target.step}"
+        with self._dial(plan, source.own_from, purpose) as stream:
+            (length,) = LENGTH.unpack(_exactly(stream, LENGTH.size))
+            if not 0 < length <= PERSONAL_LIMIT_BYTES:
+                raise StateMismatch(
+                    f"expected the own state of rank {rank} at version {plan.target.step} from "
+                    f"{source.own_from}, which does not hold it"
+                )
+            return decode(_exactly(stream, length))
+
+    def _dial(self, plan: Plan, incarnation: str, purpose: str) -> socket.socket:
+        member = _member(plan, incarnation)
+        limit_s = self._runtime.config.transfer_timeout_s
+        stream = self._runtime.communicator.dial(member, purpose, plan.number, limit_s)
+        stream.settimeout(limit_s)
+        return stream
+
+
+def _source(plan: Plan, rank: int) -> Source:
+    for source in plan.sources:
+        if source.rank == rank:
+            return source
+    raise StateMismatch(f"plan {plan.number} names no source for rank {rank}")
+
+
+def _member(plan: Plan, incarnation: str) -> Member:
+    for member in (*plan.membership.members, *plan.leaver_members):
+        if member.incarnation == incarnation:
+            return member
+    raise TransportError(f"plan {plan.number} gives no address of {incarnation}")
+
+
+def _exactly(stream: socket.socket, count: int) -> bytes:
+    data = bytearray()
+    while len(data) < count:
+        try:
+            part: Any = stream.recv(min(1 << 20, count - len(data)))
+        except OSError as error:
+            raise TransportError(
+                f"stream ended after {len(data)} of {count} bytes: {error}"
+            ) from error
+        if not part:
+            raise TransportError(f"stream ended after {len(data)} of {count} bytes")
+        data += part
+    return bytes(data)

@@ -1,0 +1,89 @@
+"""Sits between a DataLoader and the sampler it reads indices from.
+
+Decides nothing about positions; it lets `loader_source` skip indices without reading their
+samples, hold a sampler back while worker processes are started, and notice a sampler whose order
+depends on the global random generator in the middle of an epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from trainmover.errors import StateMismatch, TrackError
+from trainmover.state.rng import capture_host_rng
+
+CHECKED_DRAWS: Final = 3
+"""Indices after the first of an epoch before and after which the generators are compared."""
+
+
+class IndexTap:
+    """Iterable over the batches of indices of `inner`.
+
+    Attributes:
+        skip: Batches of indices to drop at the start of the next iterator.
+        is_held: Whether iterators give nothing at all.
+    """
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        self.skip = 0
+        self.is_held = False
+        self.latest: _TapIterator | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.is_held:
+            return iter(())
+        # Eagerly, as the loader itself would: a sampler may draw its order right here.
+        self.latest = _TapIterator(iter(self.inner), self.skip, type(self.inner).__name__)
+        return self.latest
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "inner":
+            raise AttributeError(name)  # before __init__, for copy and pickle
+        return getattr(self.inner, name)
+
+
+class _TapIterator:
+    def __init__(self, inner: Iterator[Any], skip: int, sampler_kind: str) -> None:
+        self._inner = inner
+        self._skip = skip
+        self._kind = sampler_kind
+        self._draws = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def prime(self) -> None:
+        """Do the skipping now, with the random state of now."""
+        wanted, self._skip = self._skip, 0
+        for done in range(wanted):
+            try:
+                self._draw()
+            except StopIteration:
+                raise StateMismatch(
+                    f"{self._kind} ended after {done} batches where {wanted} were handed out; "
+                    "the data is not the same as where the position comes from"
+                ) from None
+
+    def __next__(self) -> Any:
+        if self._skip:
+            self.prime()
+        return self._draw()
+
+    def _draw(self) -> Any:
+        self._draws += 1
+        if not 1 < self._draws <= CHECKED_DRAWS + 1:
+            return next(self._inner)
+        before = capture_host_rng()
+        indices = next(self._inner)
+        if capture_host_rng() != before:
+            raise TrackError(
+                f"{self._kind} draws from the global random generator in the middle of an epoch, "
+                "so its position can't be restored on another machine. Draw the whole order at "
+                "the start of __iter__, or give the sampler a torch.Generator of its own"
+            )
+        return indices

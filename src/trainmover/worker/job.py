@@ -1,0 +1,312 @@
+"""The user's side of a job: `trainmover.Job`, given to `main`."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+
+from trainmover.errors import ScriptError, TrackError
+from trainmover.worker.batches import Batches
+from trainmover.worker.scan import find_untracked
+from trainmover.worker.shadow import Keeper
+from trainmover.worker.step import Step
+from trainmover.worker.unwinding import Reentered, StepUndone
+
+if TYPE_CHECKING:
+    from trainmover.worker.host import Host
+    from trainmover.worker.stepper import Stepper
+
+Fn = TypeVar("Fn", bound=Callable[..., object])
+TAIL_WATCH_STEPS = 3
+
+
+class Job:
+    """What a training script sees of trainmover. One per entry of `main`.
+
+    Attributes:
+        run_id: Stable over generations, machines and processes; for trackers (`id=`, resume).
+        device_type: "cpu", or the accelerator torch finds.
+    """
+
+    def __init__(self, host: Host, stepper: Stepper) -> None:
+        self._host = host
+        self._stepper = stepper
+        self._every: list[tuple[int, Callable[[], object]]] = []
+        self._tracked: dict[str, object] = {}
+        self._ignored: tuple[object, ...] = ()
+        self._has_steps = False
+        self._is_loop_over = False
+        self.run_id = host.run_id
+        self.device_type = "cpu"
+
+    # ------------------------------------------------------------------ who am I
+
+    @property
+    def rank(self) -> int:
+        """Global rank. On a standby, the rank it rehearses.
+
+        Reading it while `main` builds its objects bakes it in: then another rank is adopted by
+        entering `main` again.
+        """
+        self._host.note_rank_read()
+        return self._stepper.rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks; never changes."""
+        return self._stepper.world_size
+
+    @property
+    def local_rank(self) -> int:
+        """Rank within the machine."""
+        return int(os.environ.get("LOCAL_RANK", "0"))
+
+    @property
+    def device(self) -> torch.device:
+        """Device of this rank."""
+        return torch.device(self.device_type)
+
+    @property
+    def is_primary(self) -> bool:
+        """True on rank 0, never on a standby. Ask it each time: it moves with the rank."""
+        return self._stepper.rank == 0 and not self._stepper.is_shadow
+
+    @property
+    def is_shadow(self) -> bool:
+        """True on a standby that has no rank yet."""
+        return self._stepper.is_shadow
+
+    @property
+    def generation(self) -> int:
+        """Number of the current membership; grows by each switchover."""
+        return self._host.generation
+
+    # ------------------------------------------------------------------ building
+
+    def seed(self, seed: int, *, per_rank: bool = True) -> None:
+        """Seed Python, NumPy (if loaded) and torch with `seed` plus the rank.
+
+        The runtime knows this read of the rank: generators are part of a rank's personal state,
+        so a standby that was seeded as another rank can still take over in place.
+        """
+        value = seed + (self._stepper.rank if per_rank else 0)
+        random.seed(value)
+        torch.manual_seed(value)
+        numpy = sys.modules.get("numpy")
+        if numpy is not None:
+            numpy.random.seed(value % 2**32)
+
+    def track(self, *, ignore: list[object] | None = None, **objects: object) -> None:
+        """Name everything that makes up this rank's state: models, optimizers, schedulers,
+        scalers, EMA copies, `trainmover.Value`s, anything with `state_dict`/`load_state_dict`.
+
+        Called on: every rank, once, after building and before the first step; same names.
+
+        Raises:
+            TrackError: Something can't be captured; the message names it and the remedy.
+        """
+        self._stepper.track(objects, tuple(ignore or ()))
+        self._tracked = dict(objects)
+        self._ignored = tuple(ignore or ())
+
+    def batches(self, source: Any, **options: Any) -> Batches:
+        """Iterator over `source` (a DataLoader, a stateful loader, or a callable), for ever:
+        it goes on over epochs. Its position is part of the state; a batch of an interrupted step
+        is handed out again.
+
+        Args:
+            source: `DataLoader`, torchdata `StatefulDataLoader`, or a callable without arguments.
+            **options: See `trainmover.worker.batches.Batches`.
+        """
+        if self._has_steps:
+            raise TrackError("job.batches() was called after the first step; call it before")
+        batches = Batches(source, **options)
+        self._stepper.batches.append(batches)
+        return batches
+
+    def every(self, steps: int) -> Callable[[Fn], Fn]:
+        """Register a function to be run between steps, after every `steps` committed steps.
+
+        It may use collectives (evaluation, hand-made saves): a loss inside it undoes and repeats
+        it, on a joiner too. It runs at least once per due boundary.
+        """
+        if steps < 1:
+            raise ScriptError(f"job.every({steps}): expected at least 1")
+
+        def register(fn: Fn) -> Fn:
+            self._every.append((steps, fn))
+            return fn
+
+        return register
+
+    # ------------------------------------------------------------------ the loop
+
+    def steps(self, total: int) -> Iterator[Step]:
+        """Steps up to `total` in all (not `total` more): resumes where the job is.
+
+        Called on: every rank, once. Collective: each step has one gate among all ranks.
+
+        Raises:
+            Left: This rank has moved to another machine (a BaseException; let it pass).
+        """
+        if self._has_steps:
+            raise ScriptError("job.steps() was called twice; a job has one loop")
+        self._has_steps = True
+        self._host.end_build()
+        stepper = self._stepper
+        is_granted = False
+        if stepper.is_shadow:
+            yield from self._shadow_steps(total)
+            stepper.park_standby()
+            is_granted = True
+        while True:
+            if not is_granted:
+                stepper.boundary()
+            is_granted = False
+            index = stepper.step_index
+            if not self._run_every(index):
+                continue
+            if index >= total:
+                if stepper.finish():
+                    break
+                continue
+            step = Step(stepper, stepper.metrics, index)
+            try:
+                yield step
+            except GeneratorExit:
+                self._finish_early(step, total)
+                raise
+            self._check_body(step)
+        self._is_loop_over = True
+
+    def _shadow_steps(self, total: int) -> Iterator[Step]:
+        stepper = self._stepper
+        keeper = Keeper(stepper.inventory, stepper.batches)
+        limit = self._host.config.settle_attempts_max
+        exact = stepper.entry.attempts
+        while stepper.attempts < limit:
+            if 0 <= exact <= limit and stepper.attempts >= exact:
+                break
+            if not 0 <= exact <= limit and stepper.watch.is_settled:
+                break
+            stepper.begin_shadow()
+            step = Step(stepper, stepper.metrics, stepper.attempts - 1)
+            yield step
+            if not step.was_entered:
+                raise ScriptError(_never_entered(step.index))
+            stepper.watch.end()
+        stepper.phase = "boundary"
+        keeper.put_back()
+
+    def _run_every(self, index: int) -> bool:
+        """Functions due at this boundary. False: a loss came between; back to the boundary."""
+        stepper = self._stepper
+        if index == 0 or stepper.parts_done:
+            return True
+        try:
+            for steps, fn in self._every:
+                if index % steps == 0:
+                    fn()
+        except (Exception, SystemExit):
+            if not self._host.is_tainted:
+                raise
+        except StepUndone:
+            pass
+        if self._host.is_tainted:
+            stepper.undo()
+            return False
+        return True
+
+    def _check_body(self, step: Step) -> None:
+        if not step.was_entered:
+            raise ScriptError(_never_entered(step.index))
+        if step.was_undone:
+            return
+        self._stepper.end_of_body(tuple(step.parts))
+        if step.index == 0:
+            self._check_first_step()
+
+    def _check_first_step(self) -> None:
+        stepper = self._stepper
+        for batches in stepper.batches:
+            if batches.handed_out == 0 and batches.epoch == 0:
+                stepper.finding(
+                    "unused-batches",
+                    "step 0 took no batch from job.batches(); an interrupted step would read on",
+                )
+        if not self._host.config.does_scan or not self._host.is_managed:
+            return
+        known = [*self._tracked.values(), *stepper.batches]
+        known += [batches.source for batches in stepper.batches]
+        for found in find_untracked(known, self._ignored):
+            stepper.finding("untracked", found.message)
+
+    def _finish_early(self, step: Step, total: int) -> None:
+        """The script left the loop (`break`): all ranks must leave at the same step."""
+        stepper = self._stepper
+        if stepper.phase == "tail":
+            stepper.end_of_body(tuple(step.parts))
+        if stepper.is_shadow or sys.exc_info()[0] not in (None, GeneratorExit):
+            return
+        self._is_loop_over = True
+        try:
+            while True:
+                stepper.boundary()
+                if stepper.finish():
+                    return
+        except Reentered as again:
+            self._host.enter_again(again.order)
+
+    @property
+    def was_finished(self) -> bool:
+        """Whether the loop has ended on all ranks."""
+        return self._is_loop_over or not self._has_steps
+
+    @property
+    def was_entered(self) -> bool:
+        """Whether `steps` was called."""
+        return self._has_steps
+
+    def close(self) -> None:
+        """End loader workers and let go of the script's objects."""
+        for batches in self._stepper.batches:
+            batches.close()
+        self._every.clear()
+        self._tracked.clear()
+        self._ignored = ()
+
+    # ------------------------------------------------------------------ the rest
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Name a stretch outside the steps ("eval", "rollout"), so that it is judged by limits
+        of its own and shows in the status."""
+        before = self._stepper.phase
+        self._host.note(name, self._stepper.version.step)
+        try:
+            yield
+        finally:
+            self._host.note(before, self._stepper.version.step)
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of all tracked objects and loaders of this rank, for hand-made checkpoints."""
+        return self._stepper.hand_made_state()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Put back what `state_dict` gave; call it before the first step."""
+        if self._has_steps:
+            raise ScriptError("job.load_state_dict() was called after the first step")
+        self._stepper.load_hand_made(state)
+
+
+def _never_entered(index: int) -> str:
+    return (
+        f"steps() gave step {index + 1} but step {index} was never entered; write "
+        "`with step:` around the update (or step.run(fn)) in the loop body"
+    )

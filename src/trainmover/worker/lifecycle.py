@@ -1,0 +1,364 @@
+"""The worker's lifecycle: a pure decider between controller, channels and the main thread.
+
+Decides what a worker does with each message and local event (rules W1-W16 of the protocol): when it
+contributes to a gate, holds, runs out, reports, cuts over, commits, leaves or stops. Deliberately
+not here: sockets, threads, tensors and clocks (worker/runtime.py), and every decision that needs
+more than one worker's knowledge (controller/).
+
+Invariants upheld here: I1 (no tainted contribution), I3 (nothing passes after a report), I5
+(nobody runs uncommitted), I7 (one contribution per generation and gate), I12 (each wait ends).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from trainmover.protocol import exits
+from trainmover.protocol.messages import (
+    Abort,
+    BecomeStandby,
+    Commit,
+    Complete,
+    Facts,
+    Fence,
+    Freeze,
+    LinkLost,
+    PlanIssued,
+    Prepare,
+    RaiseFlag,
+    Release,
+    StandbyReady,
+    StopAtBoundary,
+    StopNow,
+    ToWorkerBody,
+    WorkerUp,
+)
+from trainmover.units import Instant, after, earliest, in_seconds, seconds
+from trainmover.worker.events import (
+    BoundaryReached,
+    ChannelBroken,
+    CutOverBroke,
+    CutOverDone,
+    FinishMain,
+    GateCompleted,
+    GateRequested,
+    LinkDown,
+    LinkUp,
+    Local,
+    MainFailed,
+    NextGenerationFrame,
+    PersonalReceived,
+    PhaseOneBroke,
+    PhaseOneDone,
+    Poisoned,
+    RunOutFailed,
+    Send,
+    Started,
+    StopWorker,
+    Tick,
+)
+from trainmover.worker.lifecycle_break import (
+    break_generation,
+    is_waiting,
+    notice_pause,
+    on_channel_broken,
+    on_freeze,
+    on_poisoned,
+    on_run_out_failed,
+    report_if_settled,
+)
+from trainmover.worker.lifecycle_commit import (
+    on_abort,
+    on_commit,
+    on_cut_over_broke,
+    on_cut_over_done,
+    on_next_generation_frame,
+    on_release,
+)
+from trainmover.worker.lifecycle_state import (
+    Building,
+    Ended,
+    Failed,
+    Finished,
+    HeldInGate,
+    InGate,
+    LifecycleConfig,
+    NotEntered,
+    Outgoing,
+    Parked,
+    Ready,
+    Rehearsing,
+    RunningOut,
+    Tail,
+    Transition,
+    WorkerState,
+    join,
+    post,
+    run_out_limit_ns,
+    stay,
+)
+from trainmover.worker.lifecycle_step import (
+    flags_to_carry,
+    on_boundary,
+    on_gate_completed,
+    on_gate_requested,
+    on_main_failed,
+    on_personal,
+    replace_reason,
+    stop,
+)
+from trainmover.worker.lifecycle_switch import (
+    on_become_standby,
+    on_phase_one_broke,
+    on_phase_one_done,
+    on_plan,
+    on_prepare,
+    on_raise_flag,
+)
+
+Event = Local | ToWorkerBody
+
+__all__ = [
+    "Event",
+    "LifecycleConfig",
+    "Transition",
+    "WorkerState",
+    "flags_to_carry",
+    "initial_state",
+    "next_deadline",
+    "transition",
+]
+
+
+def initial_state(
+    config: LifecycleConfig, incarnation: str, *, facts: Facts | None = None, now: Instant
+) -> WorkerState:
+    """A worker whose process has just begun; `Started` is its first event."""
+    return WorkerState(
+        config=config,
+        incarnation=incarnation,
+        facts=facts if facts is not None else Facts(),
+        heard_at=now,
+        seen_at=now,
+    )
+
+
+def transition(state: WorkerState, event: Event, now: Instant) -> Transition:
+    """What this worker does about `event`.
+
+    Called on: one thread of the worker, one event at a time; commands are carried out in order.
+    Blocks: never.
+    """
+    if isinstance(state.main, Ended):
+        return stay(state, "this process ends")
+    if isinstance(event, ToWorkerBody):
+        if event.term < state.term:
+            return stay(replace(state, seen_at=now), "an old controller")
+        state = replace(state, term=event.term, heard_at=now)
+    paused = notice_pause(state, now)
+    move = (
+        join(paused, _dispatch(paused.state, event, now))
+        if paused.commands
+        else (_dispatch(state, event, now))
+    )
+    reported = report_if_settled(move.state, now)
+    if reported.commands:
+        move = join(move, reported)
+    return Transition(_timed(state, move.state, now), move.commands, move.reason)
+
+
+def _timed(before: WorkerState, state: WorkerState, now: Instant) -> WorkerState:
+    since = state.waiting_since
+    if not is_waiting(state):
+        since = None
+    elif since is None or before.main != state.main:
+        since = now
+    return replace(state, seen_at=now, waiting_since=since)
+
+
+def _dispatch(state: WorkerState, event: Event, now: Instant) -> Transition:
+    if isinstance(event, ToWorkerBody):
+        return _on_message(state, event, now)
+    match event:
+        case BoundaryReached():
+            return on_boundary(state, event, now)
+        case GateRequested():
+            return on_gate_requested(state, event, now)
+        case PersonalReceived():
+            return on_personal(state, event, now)
+        case GateCompleted():
+            return on_gate_completed(state, event, now)
+        case ChannelBroken():
+            return on_channel_broken(state, event, now)
+        case Poisoned():
+            return on_poisoned(state, event, now)
+        case NextGenerationFrame():
+            return on_next_generation_frame(state, event, now)
+        case PhaseOneDone():
+            return on_phase_one_done(state, event, now)
+        case PhaseOneBroke():
+            return on_phase_one_broke(state, event, now)
+        case CutOverDone():
+            return on_cut_over_done(state, event, now)
+        case CutOverBroke():
+            return on_cut_over_broke(state, event, now)
+        case MainFailed():
+            return on_main_failed(state, event, now)
+        case RunOutFailed():
+            return on_run_out_failed(state, event)
+        case Started() | LinkUp() | LinkDown() | Tick():
+            return _on_process(state, event, now)
+
+
+def _on_message(state: WorkerState, event: ToWorkerBody, now: Instant) -> Transition:
+    match event:
+        case BecomeStandby():
+            return on_become_standby(state, event, now)
+        case Prepare():
+            return on_prepare(state, event, now)
+        case RaiseFlag():
+            return on_raise_flag(state, event)
+        case Freeze():
+            return on_freeze(state, event, now)
+        case PlanIssued():
+            return on_plan(state, event, now)
+        case Commit():
+            return on_commit(state, event, now)
+        case Abort():
+            return on_abort(state, event, now)
+        case Release():
+            return on_release(state, event, now)
+        case Fence() | Complete() | StopAtBoundary() | StopNow():
+            return _on_end(state, event)
+
+
+def _on_end(state: WorkerState, event: Fence | Complete | StopAtBoundary | StopNow) -> Transition:
+    match event:
+        case Fence(generation=generation, reason=reason):
+            if generation < state.generation:
+                return stay(state, "an old fence")
+            ended = replace(state, main=Ended(), outbox=())
+            command = StopWorker(code=exits.INTERRUPTED, reason=reason, is_fenced=True)
+            return Transition(ended, (command,), f"fenced: {reason}")
+        case Complete():
+            ended = replace(state, main=Ended(), outbox=())
+            if isinstance(state.main, Finished | HeldInGate | InGate):
+                return Transition(ended, (FinishMain(),), "every rank has finished")
+            return stop(state, exits.COMPLETED, "the job is complete")
+        case StopAtBoundary():
+            return stay(replace(state, is_stop_requested=True), "a stop rides on the next gate")
+        case StopNow(code=code, reason=reason):
+            return stop(state, code, reason)
+
+
+def _on_process(
+    state: WorkerState, event: Started | LinkUp | LinkDown | Tick, now: Instant
+) -> Transition:
+    match event:
+        case Started(host=host, port=port, pid=pid):
+            body = WorkerUp(
+                incarnation=state.incarnation, host=host, port=port, pid=pid, facts=state.facts
+            )
+            return replace_reason(post(state, body, now), "up")
+        case LinkDown():
+            moved = replace(state, is_link_up=False, link_down_since=state.link_down_since or now)
+            return stay(moved, "the control path is gone")
+        case LinkUp():
+            up = replace(state, is_link_up=True, link_down_since=None)
+            return _resend(up, now, is_forced=True)
+        case Tick():
+            return _on_tick(state, now)
+
+
+# ------------------------------------------------------------------------- time
+
+
+def _resend_at(state: WorkerState, item: Outgoing) -> Instant:
+    interval = state.config.resend_interval_s
+    if isinstance(item.body, StandbyReady):
+        interval = state.config.standby_resend_interval_s
+    return after(item.sent_at, seconds(interval))
+
+
+def _resend(state: WorkerState, now: Instant, *, is_forced: bool) -> Transition:
+    if not state.is_link_up:
+        return stay(state, "no control path")
+    kept: list[Outgoing] = []
+    sends: list[Send] = []
+    for item in state.outbox:
+        if not is_forced and _resend_at(state, item) > now:
+            kept.append(item)
+            continue
+        sends.append(Send(body=item.body))
+        left = item.sends_left - 1 if item.sends_left > 0 else item.sends_left
+        if left != 0:
+            kept.append(Outgoing(item.body, now, left))
+    reason = f"repeats {len(sends)} messages" if sends else ""
+    return Transition(replace(state, outbox=tuple(kept)), tuple(sends), reason)
+
+
+def _limit(state: WorkerState) -> tuple[Instant | None, str]:
+    """When the place `main` is in has been waited for too long, and what that is called."""
+    config = state.config
+    match state.main:
+        case Ready(since=since) | InGate(since=since):
+            return after(since, seconds(config.gate_timeout_s)), "gate"
+        case RunningOut(since=since):
+            return Instant(since + run_out_limit_ns(state)), "run_out"
+        case Tail(since=since) if state.is_broken or state.is_frozen:
+            return Instant(since + run_out_limit_ns(state)), "run_out"
+        case Building(since=since) | Rehearsing(since=since):
+            return after(since, seconds(config.build_timeout_s)), "build"
+        case _:
+            return None, ""
+
+
+def _controller_limit(state: WorkerState) -> Instant | None:
+    """When the controller has been silent too long for a wait that only it can end (W15)."""
+    limit = seconds(state.config.controller_timeout_s)
+    if state.waiting_since is not None:
+        return after(max(state.waiting_since, state.heard_at), limit)
+    is_idle = isinstance(state.main, NotEntered | Parked | Rehearsing)
+    if is_idle and state.link_down_since is not None:
+        return after(state.link_down_since, limit)
+    return None
+
+
+def _on_tick(state: WorkerState, now: Instant) -> Transition:
+    limit, name = _limit(state)
+    if limit is not None and now >= limit:
+        return _too_long(state, name, now)
+    lost_at = _controller_limit(state)
+    if lost_at is not None and now >= lost_at:
+        return _controller_lost(state, now)
+    return _resend(state, now, is_forced=False)
+
+
+def _too_long(state: WorkerState, name: str, now: Instant) -> Transition:
+    if name == "gate":
+        return break_generation(state, (), now)
+    if name == "run_out":
+        waited = in_seconds(run_out_limit_ns(state))
+        return stop(state, exits.INTERRUPTED, f"W10: running out took over {waited:.1f} s")
+    waited = state.config.build_timeout_s
+    return stop(state, exits.INTERRUPTED, f"main built for over {waited:.0f} s")
+
+
+def _controller_lost(state: WorkerState, now: Instant) -> Transition:
+    code = exits.SCRIPT_FAILED if isinstance(state.main, Failed) else exits.CONTROLLER_LOST
+    waited = state.config.controller_timeout_s
+    reason = f"no word from the controller for {waited:.0f} s while only it could decide"
+    told = post(state, LinkLost(incarnation=state.incarnation, reason=reason, code=code), now)
+    return join(told, stop(told.state, code, reason))
+
+
+def next_deadline(state: WorkerState) -> Instant | None:
+    """When `Tick` is due at the latest; None: only another event changes anything."""
+    if isinstance(state.main, Ended):
+        return None
+    resends = [_resend_at(state, item) for item in state.outbox] if state.is_link_up else []
+    limit, _ = _limit(state)
+    watch: Instant | None = None
+    if state.is_member and isinstance(state.main, Ready | InGate):
+        watch = after(state.seen_at, seconds(state.config.pause_limit_s / 2))
+    return earliest(limit, _controller_limit(state), watch, *resends)

@@ -1,0 +1,255 @@
+"""A worker's way into a switchover: standby, phase one, flag, plan.
+
+Decides which plan is acted on (W13) and when it can be carried out. What follows the cut-over is
+decided in `lifecycle_commit`; how channels and state move is the runtime's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from trainmover.protocol import exits
+from trainmover.protocol.messages import (
+    BecomeStandby,
+    PhaseOneFailed,
+    PhaseOneReady,
+    Plan,
+    PlanIssued,
+    Prepare,
+    RaiseFlag,
+    Report,
+    StandbyFailed,
+    StandbyReady,
+    WorkerUp,
+)
+from trainmover.units import Instant
+from trainmover.worker.events import (
+    AbortGeneration,
+    ApplyGate,
+    EnterMain,
+    PhaseOneBroke,
+    PhaseOneDone,
+    PreparePhaseOne,
+    UndoStep,
+)
+from trainmover.worker.lifecycle_break import SWITCH_MESSAGES, is_parked_standby
+from trainmover.worker.lifecycle_commit import settle_open
+from trainmover.worker.lifecycle_state import (
+    Accepted,
+    Bound,
+    CuttingOver,
+    Ended,
+    Failed,
+    Finished,
+    HeldInGate,
+    Leaving,
+    NotEntered,
+    Offered,
+    Parked,
+    Prepared,
+    Rehearsing,
+    RunningOut,
+    Tail,
+    Transition,
+    WorkerState,
+    answered,
+    join,
+    marked,
+    post,
+    stay,
+)
+from trainmover.worker.lifecycle_step import (
+    off_target,
+    replace_reason,
+    start_cut_over,
+    stop,
+)
+
+# ------------------------------------------------------------------------- standby
+
+
+def on_become_standby(state: WorkerState, event: BecomeStandby, now: Instant) -> Transition:
+    """Build `main` as that rank in loop-back, unless it is being done or was done."""
+    state = answered(state, WorkerUp)
+    if state.is_member or isinstance(state.main, Ended | Leaving) or state.switch is not None:
+        return stay(state, "no time to become a standby")
+    match state.main:
+        case Rehearsing(as_rank=rank) | Parked(as_rank=rank) if rank == event.as_rank:
+            return stay(state, "a standby for this rank already")
+        case _:
+            moved = replace(state, main=Rehearsing(event.as_rank, now))
+            cleared = answered(moved, StandbyReady, StandbyFailed)
+            return Transition(cleared, (_loop_back(event.as_rank, event.world_size, -1),), "builds")
+
+
+def _loop_back(rank: int, world_size: int, attempts: int) -> EnterMain:
+    return EnterMain(rank=rank, world_size=world_size, is_loopback=True, attempts=attempts)
+
+
+# ------------------------------------------------------------------------- planned: phase one
+
+
+def on_prepare(state: WorkerState, event: Prepare, now: Instant) -> Transition:
+    """Phase one of a planned switchover, in the background."""
+    plan = event.plan
+    switch = state.switch
+    state = answered(state, WorkerUp)
+    if isinstance(switch, Offered) and switch.plan.number == plan.number:
+        return _repeat_ready(state, switch, now)
+    if not _may_take_part(state, plan) or isinstance(switch, Accepted | CuttingOver | Prepared):
+        return stay(state, "not prepared for: frozen, settled, busy or not concerned")
+    if plan.number <= max(state.promise, state.generation, state.highest_aborted):
+        return stay(state, "an old plan")
+    commands: tuple[AbortGeneration | PreparePhaseOne, ...] = (PreparePhaseOne(plan=plan),)
+    if switch is not None:
+        settled = AbortGeneration(number=switch.plan.number, back_to=state.generation)
+        commands = (settled, *commands)
+        state = answered(state, *SWITCH_MESSAGES)
+    offered = replace(answered(state, StandbyReady), switch=Offered(plan))
+    return Transition(offered, commands, f"prepares for {plan.number}")
+
+
+def _repeat_ready(state: WorkerState, switch: Offered, now: Instant) -> Transition:
+    if not switch.is_ready:
+        return stay(state, "still preparing")
+    body = PhaseOneReady(incarnation=state.incarnation, number=switch.plan.number)
+    return replace_reason(post(state, body, now), "ready, as said before")
+
+
+def _may_take_part(state: WorkerState, plan: Plan) -> bool:
+    if state.is_frozen or isinstance(state.main, Ended | Leaving | Failed | Finished):
+        return False
+    if state.incarnation in plan.joiners:
+        return is_parked_standby(state)
+    return state.is_member and plan.base_generation == state.generation
+
+
+def on_phase_one_done(state: WorkerState, event: PhaseOneDone, now: Instant) -> Transition:
+    """Everything the plan adds is open here."""
+    switch = state.switch
+    if not isinstance(switch, Offered) or switch.plan.number != event.number:
+        return stay(state, "no such phase one is open")
+    body = PhaseOneReady(incarnation=state.incarnation, number=event.number)
+    move = post(replace(state, switch=replace(switch, is_ready=True)), body, now)
+    return replace_reason(move, "phase one done")
+
+
+def on_phase_one_broke(state: WorkerState, event: PhaseOneBroke, now: Instant) -> Transition:
+    """Phase one can't be completed: the controller aborts."""
+    switch = state.switch
+    if not isinstance(switch, Offered) or switch.plan.number != event.number:
+        return stay(state, "no such phase one is open")
+    body = PhaseOneFailed(incarnation=state.incarnation, number=event.number, edge=event.edge)
+    return replace_reason(post(state, body, now), "phase one failed")
+
+
+def on_raise_flag(state: WorkerState, event: RaiseFlag) -> Transition:
+    """Carry the number in the next gate."""
+    state = answered(state, PhaseOneReady)
+    if event.number <= max(state.highest_aborted, state.generation, state.flag):
+        return stay(state, "an old flag")
+    if not state.is_member or state.is_frozen:
+        return stay(state, "raises no flag")
+    return stay(replace(state, flag=event.number), f"flag {event.number} rides on the next gate")
+
+
+# ------------------------------------------------------------------------- plans
+
+
+def on_plan(state: WorkerState, event: PlanIssued, now: Instant) -> Transition:
+    """W13: act on the one plan that may be acted on."""
+    plan = event.plan
+    state = answered(state, WorkerUp)
+    if state.switch is not None and state.switch.plan.number == plan.number:
+        if isinstance(state.switch, Offered):
+            return _target_fixed(state, state.switch, plan, now)
+        return stay(state, "acting on this plan already")
+    if plan.number <= max(state.generation, state.highest_aborted):
+        return stay(state, "an old plan")
+    if isinstance(state.main, Ended | Leaving | Failed):
+        return stay(state, "takes part in nothing any more")
+    if plan.kind == "planned":
+        return _planned(state, plan, now)
+    is_promised = state.promise == plan.number or not state.follows("promise")
+    if plan.kind == "unplanned" and not is_promised:
+        return stay(state, "W13: not the plan that was promised")
+    if plan.membership.rank_of(state.incarnation) is None or plan.number < state.promise:
+        return stay(state, "not a member of this plan")
+    settled = settle_open(replace(state, promise=plan.number), plan)
+    settled = replace(
+        settled,
+        state=marked(answered(settled.state, Report, StandbyReady), "plan_received", now),
+    )
+    return join(settled, _take_up(settled.state, plan, now))
+
+
+def _target_fixed(state: WorkerState, switch: Offered, plan: Plan, now: Instant) -> Transition:
+    if state.incarnation in plan.joiners:
+        accepted = replace(answered(state, PhaseOneReady), switch=Accepted(plan))
+        return start_cut_over(accepted, now)
+    targeted = replace(state, switch=Offered(plan, switch.is_ready, True))
+    return _cut_over_if_there(targeted, plan, now)
+
+
+def _planned(state: WorkerState, plan: Plan, now: Instant) -> Transition:
+    if not _may_take_part(state, plan) or plan.number <= state.promise:
+        return stay(state, "not concerned by this planned switchover")
+    if state.incarnation in plan.joiners:
+        accepted = replace(answered(state, StandbyReady), switch=Accepted(plan))
+        return start_cut_over(accepted, now)
+    return _cut_over_if_there(replace(state, switch=Offered(plan, False, True)), plan, now)
+
+
+def _cut_over_if_there(state: WorkerState, plan: Plan, now: Instant) -> Transition:
+    """A member that waits at the flagged boundary goes on; any other gets there by itself."""
+    waits = isinstance(state.main, Bound) and not state.is_broken
+    if not waits:
+        return stay(state, f"the target of {plan.number} is step {plan.target.step}")
+    if plan.target != state.applied:
+        return off_target(state)
+    return start_cut_over(replace(state, switch=Accepted(plan)), now)
+
+
+def _take_up(state: WorkerState, plan: Plan, now: Instant) -> Transition:
+    accepted = replace(state, switch=Accepted(plan))
+    if plan.is_fresh_start:
+        if state.is_member:
+            accepted = replace(accepted, main=NotEntered(), is_build_void=True)
+        return start_cut_over(accepted, now)
+    if state.incarnation in plan.joiners or not state.is_member:
+        return _join(accepted, plan, now)
+    step = plan.target.step
+    match state.main:
+        case Bound(step=at) if at == step and state.applied == plan.target:
+            return start_cut_over(accepted, now)
+        case RunningOut(step=at) if at == step and state.applied == plan.target:
+            return stay(accepted, "cuts over once the attempt has run out")
+        case HeldInGate(step=at) | Finished(step=at) if at == step and state.applied == plan.target:
+            if isinstance(state.main, Finished) and state.main.is_stopped:
+                return start_cut_over(replace(accepted, main=Bound(at)), now)
+            undone = replace(accepted, main=RunningOut(at, now))
+            return Transition(undone, (UndoStep(step=at),), "no rank passed: undoes")
+        case HeldInGate(step=at, kind=kind) if at + 1 == step:
+            if not plan.result:
+                text = f"the plan has no result of gate {at}, which this rank is held at"
+                return stop(state, exits.PROTOCOL_FAILED, text)
+            applied = replace(accepted, main=Tail(at, now), last_result=plan.result)
+            command = ApplyGate(step=at, kind=kind, vector=plan.result)
+            return Transition(applied, (command,), "some rank passed: applies")
+        case _:
+            return off_target(state)
+
+
+def _join(state: WorkerState, plan: Plan, now: Instant) -> Transition:
+    match state.main:
+        case Parked():
+            return start_cut_over(state, now)
+        case Rehearsing():
+            return stay(state, "joins once main is built")
+        case NotEntered():
+            rank = plan.membership.rank_of(state.incarnation)
+            rehearsing = replace(state, main=Rehearsing(rank or 0, now))
+            command = _loop_back(rank or 0, plan.membership.world_size, plan.attempts)
+            return Transition(rehearsing, (command,), "builds main, then joins")
+        case _:
+            return off_target(state)

@@ -1,0 +1,93 @@
+"""A rank's personal state as it travels to its backups, and the store in which backups keep it.
+
+Personal is what no other rank has: random generators, positions of loaders, small objects whose
+value differs by rank. It rides in front of every gate to two peers (protocol.md W2, W3).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from trainmover.errors import RemoteProtocolError
+from trainmover.protocol.messages import Held, Version
+
+PERSONAL: int = 1
+"""Kind of the control frame that carries personal state."""
+
+KEPT_VERSIONS = 4
+
+
+class Personal(msgspec.Struct, frozen=True, kw_only=True):
+    """Own leaves of one rank for one version. Names and opaque bytes of the state room."""
+
+    owner_rank: int
+    version: Version
+    is_final: bool
+    """False: taken at the gate by a rank that is known to change own leaves after it."""
+    rng: bytes
+    batches: tuple[bytes, ...]
+    smalls: tuple[tuple[str, bytes], ...] = ()
+    step_index: int = 0
+    """The script's step this version stands in front of."""
+    parts_done: tuple[str, ...] = ()
+    """Parts of that step (callable form) that are behind it already."""
+    metrics: tuple[tuple[int, str, str, float], ...] = ()
+    """Values that ride in front of the next gate: step, reduction, name, value."""
+    logged: tuple[tuple[str, str], ...] = ()
+    """What `step.log` recorded in front of the gate of step version.step - 1."""
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Personal)
+
+
+def encode(personal: Personal) -> bytes:
+    """Bytes for a control frame."""
+    return _encoder.encode(personal)
+
+
+def decode(data: bytes) -> Personal:
+    """Raises RemoteProtocolError."""
+    try:
+        return _decoder.decode(data)
+    except msgspec.DecodeError as error:
+        raise RemoteProtocolError(
+            f"expected personal state, got {len(data)} bytes: {error}"
+        ) from error
+
+
+class BackupStore:
+    """Personal states of this rank's wards, a few versions each. Only the I/O thread writes."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[int, int], Personal] = {}
+
+    def put(self, personal: Personal) -> Held:
+        """Keep the newest copy of (owner, version); a final copy is never replaced by a gate copy."""
+        key = (personal.owner_rank, personal.version.step)
+        known = self._kept.get(key)
+        if known is None or not known.is_final or personal.is_final:
+            self._kept[key] = personal
+        kept = self._kept[key]
+        return Held(owner_rank=kept.owner_rank, version=kept.version, is_final=kept.is_final)
+
+    def get(self, owner_rank: int, step: int) -> Personal | None:
+        """Personal state of `owner_rank` for version `step`, if held."""
+        return self._kept.get((owner_rank, step))
+
+    def held(self) -> tuple[Held, ...]:
+        """All that is held, by owner and version."""
+        return tuple(
+            Held(owner_rank=kept.owner_rank, version=kept.version, is_final=kept.is_final)
+            for _, kept in sorted(self._kept.items())
+        )
+
+    def drop_below(self, step: int) -> None:
+        """Forget versions below `step` - `KEPT_VERSIONS` (an owner may be a gate ahead)."""
+        for key in [key for key in self._kept if key[1] < step - KEPT_VERSIONS]:
+            del self._kept[key]
+
+    def drop_above(self, step: int) -> None:
+        """Forget versions above `step`: they belong to attempts that never were."""
+        for key in [key for key in self._kept if key[1] > step]:
+            del self._kept[key]

@@ -1,0 +1,74 @@
+"""A worker process from fork to end: runtime, script, exit code."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+
+import torch
+
+from trainmover.communicator.group import init_process_group, register_backend
+from trainmover.errors import ScriptError
+from trainmover.protocol import exits
+from trainmover.protocol.nursery import ForkRequest
+from trainmover.worker import orders
+from trainmover.worker.distributed_entry import DistributedEntry
+from trainmover.worker.entry import INCARNATION_VARIABLE, Driver, ProcessEnds, set_driver
+from trainmover.worker.runtime import Runtime
+
+
+def run_worker(request: ForkRequest) -> int:
+    """Play this process's part; returns its exit code.
+
+    Called on: the main thread of a freshly forked process. Blocks: until the part is over.
+    """
+    os.environ[INCARNATION_VARIABLE] = request.incarnation
+    runtime = Runtime(request)
+    torch.set_num_threads(runtime.config.threads)
+    register_backend(runtime.communicator)
+    distributed = DistributedEntry(
+        runtime.tell_finding, lambda: runtime.reads.note_place("a sub-group")
+    )
+    distributed.install()
+    driver = Driver(runtime, distributed)
+    set_driver(driver)
+    runtime.start_groups = lambda order: init_process_group(
+        runtime.communicator, order.rank, order.world_size
+    )
+    runtime.start()
+    code = _play(request, runtime, driver)
+    runtime.finish_process(code)
+    return code
+
+
+def _play(request: ForkRequest, runtime: Runtime, driver: Driver) -> int:
+    order = runtime.orders.take()
+    while not isinstance(order, orders.RunMain):
+        if isinstance(order, orders.Halt):
+            return order.code
+        if isinstance(order, orders.Leave | orders.Finish):
+            return exits.COMPLETED
+        order = runtime.orders.take()
+    driver.first = order
+    runtime.show_rank(order)
+    spec = request.spec
+    sys.argv = [spec.script, *spec.arguments]
+    sys.path.insert(0, os.path.dirname(os.path.abspath(spec.script)))
+    try:
+        try:
+            runpy.run_path(spec.script, run_name="__main__")
+        except ProcessEnds:
+            raise
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
+            driver.failed(error)
+        else:
+            driver.failed(
+                ScriptError(
+                    f"{spec.script} ended without calling trainmover.run(main); end it with\n"
+                    'if __name__ == "__main__":\n    trainmover.run(main)'
+                )
+            )
+    except ProcessEnds as end:
+        return end.code
+    return exits.SCRIPT_FAILED

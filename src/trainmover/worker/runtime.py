@@ -1,0 +1,512 @@
+"""A worker under an agent: the I/O side of the training process.
+
+All decisions are the lifecycle's. Every event is fed to it on the I/O thread, one at a time, so
+that it needs no lock; its commands are carried out there, in order; what only the main thread can
+do (user code, tensors) becomes an order in its box.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from trainmover.communicator.communicator import Communicator
+from trainmover.communicator.engine import Engine, Timer
+from trainmover.communicator.settings import ChannelCount as SwappedChannels
+from trainmover.communicator.settings import ChannelIdentity, CommunicatorConfig, Mode
+from trainmover.edges.faults import reached
+from trainmover.edges.probes import machine_facts
+from trainmover.errors import CollectiveMismatch, RemoteProtocolError
+from trainmover.protocol import exits
+from trainmover.protocol.messages import ChannelCount, Edge, Finding, Mark, Message, Plan
+from trainmover.protocol.nursery import ForkRequest
+from trainmover.protocol.progress_page import PAGE_BYTES, ProgressPage
+from trainmover.topology import Membership
+from trainmover.topology.membership import backups_of
+from trainmover.units import Instant
+from trainmover.worker import events, lifecycle, orders
+from trainmover.worker.config import WorkerConfig, read_settings
+from trainmover.worker.cut_over import CutOverRun
+from trainmover.worker.exchange import Exchange
+from trainmover.worker.link import AgentLink
+from trainmover.worker.output import redirect
+from trainmover.worker.personal import PERSONAL, BackupStore, Personal, decode, encode
+from trainmover.worker.rank_reads import RankReads, watch_environment
+from trainmover.worker.sequence import SequenceWatch
+from trainmover.worker.stepper import Stepper
+
+FLUSH_S = 0.05
+"""Time for what was told last to leave."""
+
+
+class Runtime:
+    """Host of the main thread, events of the communicator, hands of the lifecycle."""
+
+    is_managed = True
+
+    def __init__(self, request: ForkRequest) -> None:
+        settings = dict(request.spec.settings)
+        self.request = request
+        self.config = read_settings(WorkerConfig, "worker", settings)
+        self.incarnation = request.incarnation
+        self.run_id = request.spec.run_id
+        self.engine = Engine()
+        self.engine.on_fatal = self._io_failed
+        self.communicator = Communicator(
+            self.engine,
+            ChannelIdentity(
+                job=request.spec.job, incarnation=request.incarnation, machine=request.machine
+            ),
+            request.secret,
+            self,
+            read_settings(CommunicatorConfig, "communicator", settings),
+            bind_host=request.host,
+        )
+        self.link = AgentLink(self.engine, request.agent_socket, request.incarnation)
+        self.link.on_message = self.dispatch
+        self.link.on_up = lambda: self.dispatch(events.LinkUp())
+        self.link.on_down = lambda: self.dispatch(events.LinkDown())
+        self.orders = orders.OrderBox(lambda: self.engine.is_running)
+        self.watch = SequenceWatch()
+        self.reads = RankReads()
+        self.store = BackupStore()
+        self.stepper: Stepper | None = None
+        self.membership: Membership | None = None
+        self.cut: CutOverRun | None = None
+        self.phase_one: CutOverRun | None = None
+        self.exchange = Exchange(self)
+        self.pending_entry: orders.RunMain | None = None
+        self._page = self._open_page(request.progress_path)
+        self._marks: list[Mark] = []
+        self._events: deque[Any] = deque()
+        self._is_dispatching = False
+        self._tick: Timer | None = None
+        self._pid = os.getpid()
+        self.start_groups: Callable[[orders.RunMain], None]
+        self._state = lifecycle.initial_state(
+            read_settings(lifecycle.LifecycleConfig, "worker", settings),
+            request.incarnation,
+            facts=machine_facts(request.spec.script, self.config.threads),
+            now=Instant(time.monotonic_ns()),
+        )
+
+    @staticmethod
+    def _open_page(path: str) -> ProgressPage:
+        handle = os.open(path, os.O_RDWR)
+        try:
+            return ProgressPage(mmap.mmap(handle, PAGE_BYTES))
+        finally:
+            os.close(handle)
+
+    def is_loader_worker(self) -> bool:
+        """Whether this is a fork of the worker (a DataLoader child), not the worker itself."""
+        return os.getpid() != self._pid
+
+    def begin_entry(self, order: orders.RunMain) -> None:
+        """`main` is about to be entered as `order` says."""
+        self.watch.forget()
+        self.show_rank(order)
+        self.reads.begin()
+        if order.is_loopback:
+            self.communicator.start_loopback(order.rank, order.world_size)
+
+    def show_rank(self, order: orders.RunMain) -> None:
+        """What torchrun would have put into the environment."""
+        os.environ["RANK"] = str(order.rank)
+        os.environ["WORLD_SIZE"] = str(order.world_size)
+
+    def finish_process(self, code: int) -> None:
+        """The main thread has ended: last messages out, then `end_process`."""
+        done = threading.Event()
+        self.engine.call_later(FLUSH_S, done.set)
+        done.wait(self.config.closing_grace_s)
+        self.link.close()
+        sys.stdout.flush()
+
+    def start(self) -> None:
+        """Open the link; the controller decides what this process becomes."""
+        watch_environment(self.reads)
+        self.communicator.observer = self.watch.observe
+        self.communicator.on_rank_read = self.reads.note
+        self.watch.is_running_out = lambda: self.is_running_out
+        self.watch.on_call = self._page.write_collective
+        self.engine.start()
+        host, port = self.communicator.address
+        started = events.Started(host=host, port=port, pid=os.getpid())
+        self.engine.submit(lambda: self.dispatch(started))
+        self.engine.submit(self.link.connect)
+
+    # ------------------------------------------------------------------ events in
+
+    def post(self, event: Any) -> None:
+        """From any thread."""
+        self.engine.submit(lambda: self.dispatch(event))
+
+    def dispatch(self, event: Any) -> None:
+        """On the I/O thread. An event that arises while a command is carried out waits its turn."""
+        self._events.append(event)
+        if self._is_dispatching:
+            return
+        self._is_dispatching = True
+        try:
+            while self._events:
+                now = Instant(time.monotonic_ns())
+                move = lifecycle.transition(self._state, self._events.popleft(), now)
+                self._state = move.state
+                for command in move.commands:
+                    self._execute(command)
+        finally:
+            self._is_dispatching = False
+        self._schedule()
+
+    def _schedule(self) -> None:
+        if self._tick is not None:
+            self._tick.cancel()
+            self._tick = None
+        deadline = lifecycle.next_deadline(self._state)
+        if deadline is not None:
+            delay_s = max(0.001, (deadline - time.monotonic_ns()) / 1e9)
+            self._tick = self.engine.call_later(delay_s, lambda: self.dispatch(events.Tick()))
+
+    def _io_failed(self, error: BaseException) -> None:
+        traceback.print_exception(error)
+        self.end_process(exits.PROTOCOL_FAILED)
+
+    # ------------------------------------------------------------------ commands out
+
+    def _execute(self, command: events.AnyCommand) -> None:
+        match command:
+            case events.Send():
+                self.link.send(command.body)
+            case events.EnterMain():
+                self._enter_main(command)
+            case events.Proceed():
+                self.orders.give(orders.Go(step=command.step))
+            case events.ContributeGate():
+                self._mark_flag(command)
+                self.communicator.gate_contribute(command.step, command.kind, command.flags)
+            case events.ApplyGate():
+                self._page.write(gate=command.step)
+                self.orders.give(
+                    orders.Apply(step=command.step, kind=command.kind, vector=command.vector)
+                )
+            case events.UndoStep():
+                self.orders.give(orders.Undo(step=command.step))
+            case events.BreakGeneration():
+                self._break(command)
+            case events.CloseGates():
+                self.communicator.gate_close()
+            case _:
+                self._execute_switch(command)
+
+    def _execute_switch(self, command: events.AnyCommand) -> None:
+        match command:
+            case events.PreparePhaseOne():
+                self.phase_one = CutOverRun(self, command.plan)
+                self.phase_one.prepare()
+            case events.CutOver():
+                self._cut_over(command.plan)
+            case events.CommitGeneration():
+                self._commit(command)
+            case events.AbortGeneration():
+                self._abort(command)
+            case events.LeaveMain():
+                self.reached("leaver_released", self.generation)
+                self.orders.give(orders.Leave(reason=command.reason))
+                self.engine.call_later(
+                    self.config.leave_grace_s, lambda: self.end_process(exits.COMPLETED)
+                )
+            case events.FinishMain():
+                self.orders.give(orders.Finish())
+            case events.StopWorker():
+                self._stop(command)
+
+    def _enter_main(self, command: events.EnterMain) -> None:
+        if command.is_loopback:
+            self.communicator.start_loopback(command.rank, command.world_size)
+        self.orders.give(
+            orders.RunMain(
+                rank=command.rank,
+                world_size=command.world_size,
+                is_loopback=command.is_loopback,
+                attempts=command.attempts,
+            )
+        )
+
+    def _mark_flag(self, command: events.ContributeGate) -> None:
+        if command.flags[0]:
+            self.reached("flag_set", command.flags[0])
+
+    def _break(self, command: events.BreakGeneration) -> None:
+        self.mark("detected")
+        self.reached("detected", command.generation)
+        stepper = self.stepper
+        if stepper is not None and self.communicator.has_outstanding:
+            stepper.before_invented()
+        self.communicator.break_generation(
+            "; ".join(f"{edge.peer}: {edge.reason}" for edge in command.edges) or "told by a peer"
+        )
+        self.reached("poisoned", command.generation)
+
+    def _cut_over(self, plan: Plan) -> None:
+        run = self.phase_one
+        if run is None or run.plan.number != plan.number:
+            run = CutOverRun(self, plan)
+        self.phase_one = None
+        self.cut = run
+        run.start(plan)
+
+    def _commit(self, command: events.CommitGeneration) -> None:
+        run, self.cut = self.cut, None
+        if run is None:
+            return
+        self.mark("committed")
+        if run.is_member:
+            self.communicator.commit(command.number)
+            self.membership = run.plan.membership
+            self.store.drop_above(command.target_step)
+            rank = run.rank
+            assert rank is not None
+            redirect(self.request.spec.log_directory, command.number, rank)
+            self._page.write(generation=command.number)
+        self.exchange.close_serving(command.number)
+
+    def _abort(self, command: events.AbortGeneration) -> None:
+        for run in (self.cut, self.phase_one):
+            if run is not None and run.plan.number == command.number:
+                run.cancel()
+        self.cut = None
+        self.phase_one = None
+        self.exchange.close_serving(command.number)
+        self.communicator.abort(command.number)
+
+    def _stop(self, command: events.StopWorker) -> None:
+        if command.reason:
+            self.tell_finding("stopped", command.reason)
+        self.orders.give(orders.Halt(code=command.code, reason=command.reason))
+        self.communicator.close()
+        # The main thread may be deep in user code: the process ends whether it comes back or not.
+        self.engine.call_later(self.config.closing_grace_s, lambda: self.end_process(command.code))
+
+    def end_process(self, code: int) -> None:
+        """Last messages out, then end; no exit handler of the script runs."""
+        self.link.close()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+    # ------------------------------------------------------------------ communicator's events
+
+    def channel_broken(self, generation: int, peer: str, reason: str) -> None:
+        """A channel of the current generation ended."""
+        edge = Edge(peer=peer, reason=reason)
+        self.dispatch(events.ChannelBroken(generation=generation, edge=edge))
+
+    def poisoned(self, generation: int, peer: str, edges: tuple[tuple[str, str], ...]) -> None:
+        """A peer has marked the generation broken.
+
+        The failed edges are told to the controller by their own ends: repeated by others they
+        would look like edges of those (a cut between two must not look like one dead rank).
+        """
+        self.dispatch(events.Poisoned(generation=generation, peer=peer))
+
+    def gate_completed(self, generation: int, step: int, kind: int, flags: tuple[int, ...]) -> None:
+        """All rounds are in.
+
+        W5: a process that was stopped finds the frames of its last gate in its own buffers when it
+        wakes up; its agent has fenced it by then, and the gate passes for nobody.
+        """
+        if self._page.fence_generation not in (0, generation):
+            return
+        self.dispatch(
+            events.GateCompleted(generation=generation, step=step, kind=kind, vector=flags)
+        )
+
+    def gate_mismatch(self, generation: int, step: int, detail: str) -> None:
+        """Ranks are at different kinds of gate: loops of unequal length, or other names."""
+        self._script_fault(
+            f"gate {step} of generation {generation}: {detail}. Every rank must run the same "
+            "number of steps and track the same objects; to end early, leave the loop at the same "
+            "step on all ranks (agree on it before)."
+        )
+
+    def mismatch(self, error: CollectiveMismatch) -> None:
+        """Ranks called different collectives."""
+        self._script_fault(str(error))
+
+    def _script_fault(self, text: str) -> None:
+        stepper = self.stepper
+        self.dispatch(
+            events.MainFailed(
+                rank=stepper.rank if stepper is not None else -1,
+                step=stepper.step_index if stepper is not None else 0,
+                text=text,
+                error=text,
+                was_running_out=self.is_running_out,
+                is_machine_caused=False,
+            )
+        )
+
+    def control(
+        self, from_rank: int, kind: int, generation: int, step: int, payload: bytes
+    ) -> None:
+        """A small message of a peer: personal state."""
+        if kind != PERSONAL:
+            raise RemoteProtocolError(f"rank {from_rank} sent a control frame of kind {kind}")
+        held = self.store.put(decode(payload))
+        self.dispatch(events.PersonalReceived(held=held))
+        if self.cut is not None:
+            self.cut.personal_received(generation)
+
+    def next_generation_frame(self, generation: int) -> None:
+        """A peer runs in the next generation already."""
+        self.dispatch(events.NextGenerationFrame(generation=generation))
+
+    def prepared(self, generation: int) -> None:
+        """Channels of a phase one are open."""
+        for run in (self.phase_one, self.cut):
+            if run is not None and run.plan.number == generation:
+                run.channels_prepared()
+
+    def prepare_failed(self, generation: int, peer: str, reason: str) -> None:
+        """A channel could not be opened."""
+        for run in (self.phase_one, self.cut):
+            if run is not None and run.plan.number == generation:
+                run.failed(Edge(peer=peer, reason=reason))
+
+    def cut_over_done(self, generation: int, channels: SwappedChannels) -> None:
+        """Channels are swapped."""
+        if self.cut is not None and self.cut.plan.number == generation:
+            self.cut.channels_swapped(
+                ChannelCount(
+                    inherited=channels.inherited, opened=channels.opened, closed=channels.closed
+                )
+            )
+
+    def cut_over_failed(self, generation: int, peer: str, reason: str) -> None:
+        """A MARK did not come."""
+        if self.cut is not None and self.cut.plan.number == generation:
+            self.cut.failed(Edge(peer=peer, reason=reason))
+
+    def stream_accepted(self, purpose: str, generation: int, peer: str, stream: Any) -> None:
+        """A joiner asks for state."""
+        self.exchange.serve(purpose, generation, peer, stream)
+
+    # ------------------------------------------------------------------ host of the main thread
+
+    @property
+    def generation(self) -> int:
+        """Committed generation; 0 on a standby."""
+        return self._state.generation
+
+    @property
+    def is_tainted(self) -> bool:
+        """Whether a collective has returned an invented value."""
+        return self.communicator.tainted
+
+    @property
+    def is_running_out(self) -> bool:
+        """Whether collectives return at once."""
+        return self.communicator.mode is Mode.RUN_OUT
+
+    def clear_taint(self) -> None:
+        """After an undo."""
+        self.communicator.clear_taint()
+
+    def tell(self, message: Message) -> None:
+        """To the controller's log; not for the decider."""
+        self.link.tell(message)
+
+    def tell_finding(self, kind: str, text: str) -> None:
+        """A finding about this rank."""
+        rank = self.stepper.rank if self.stepper is not None else -1
+        self.tell(Finding(incarnation=self.incarnation, rank=rank, kind=kind, text=text))
+
+    def send_personal(self, personal: Personal) -> None:
+        """To both backups of the current generation."""
+        membership = self.membership
+        if membership is None:
+            return
+        payload = encode(personal)
+        for rank in backups_of(personal.owner_rank, membership):
+            self.communicator.send_control(rank, PERSONAL, personal.version.step, payload)
+
+    def fetch_state(self, plan: Plan, rank: int, receive: Callable[..., int]) -> int:
+        """Joiner, main thread."""
+        return self.exchange.fetch_state(plan, rank, receive)
+
+    def fetch_personal(self, plan: Plan, rank: int) -> Personal:
+        """Joiner, main thread."""
+        return self.exchange.fetch_personal(plan, rank)
+
+    def adopted(self, plan: Plan, how: str) -> None:
+        """Joiner, main thread: plays its rank."""
+        self.engine.submit(lambda: self._in_run(plan, lambda run: run.adopted(how)))
+
+    def received(self, plan: Plan, bytes_received: int) -> None:
+        """Joiner, main thread: has its state."""
+        self.engine.submit(lambda: self._in_run(plan, lambda run: run.received(bytes_received)))
+
+    def settled(self, plan: Plan) -> None:
+        """Stayer or leaver, main thread: stands at the target."""
+        self.engine.submit(lambda: self._in_run(plan, lambda run: run.settled()))
+
+    def failed(self, plan: Plan, edge: Edge) -> None:
+        """Joiner, main thread: its state can't be had from there."""
+        self.engine.submit(lambda: self._in_run(plan, lambda run: run.failed(edge)))
+
+    def _in_run(self, plan: Plan, act: Callable[[CutOverRun], None]) -> None:
+        for run in (self.cut, self.phase_one):
+            if run is not None and run.plan.number == plan.number:
+                act(run)
+                return
+
+    def note(self, phase: str, step: int, collective: str = "") -> None:
+        """Progress page."""
+        attempts = self.stepper.attempts if self.stepper is not None else 0
+        self._page.write(step=step, phase=phase, attempts=attempts)
+        if collective:
+            self._page.write_collective(collective)
+
+    def mark(self, name: str) -> None:
+        """For the incident report; on this process's monotonic clock."""
+        self._marks.append(Mark(name=name, at_ns=time.monotonic_ns()))
+        del self._marks[:-64]
+
+    def take_marks(self) -> tuple[Mark, ...]:
+        """Marks since the last call."""
+        taken, self._marks = tuple(self._marks), []
+        return taken
+
+    def reached(self, phase: str, generation: int) -> None:
+        """A named phase of a switchover; a drill may strike here."""
+        reached(phase, who=self.incarnation, generation=generation)
+
+    def set_rank(self, rank: int) -> None:
+        """Environment and process group show `rank` from now on."""
+        os.environ["RANK"] = str(rank)
+        if self.communicator.generation == 0:
+            self.communicator.start_loopback(rank, self.communicator.world_size)
+
+    def note_rank_read(self) -> None:
+        """`job.rank` was read."""
+        self.reads.note()
+
+    def end_build(self) -> None:
+        """`main` has reached its loop."""
+        self.reads.end()
+
+    def rank_readers(self) -> Sequence[str]:
+        """Where the script has read the rank while building."""
+        return self.reads.places
+
+    def enter_again(self, order: orders.RunMain) -> None:
+        """`main` is on its way out and can't be unwound: enter it again afterwards."""
+        self.pending_entry = order

@@ -1,0 +1,89 @@
+"""Watches the sequence of collectives a step issues.
+
+Two uses: the digest of a settled sequence (a joiner must issue the same one), and the first
+invented value after a loss, which must be known before it can reach state.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import xxhash
+
+
+class SequenceWatch:
+    """Observer of a communicator; called on the thread that issues a collective."""
+
+    def __init__(self) -> None:
+        self._hash = xxhash.xxh3_64()
+        self._last_digests: tuple[str, ...] = ()
+        self._is_open = False
+        self.calls = 0
+        """Collectives of the current attempt so far."""
+        self.calls_at_gate = 0
+        self.last_call = ""
+        self.last_invented = ""
+        self.on_invented: Callable[[], None] | None = None
+        self.is_running_out: Callable[[], bool] = bool
+        self.on_call: Callable[[str], None] | None = None
+
+    def observe(self, call: Any) -> None:
+        """One collective is entered."""
+        self.calls += 1
+        self.last_call = f"{call.kind} {call.group}#{call.sequence}"
+        if self._is_open:
+            text = f"{call.group}|{call.kind}|{call.shapes}|{call.dtypes}|{call.op};"
+            self._hash.update(text.encode())
+        if self.on_call is not None:
+            self.on_call(self.last_call)
+        if self.is_running_out():
+            self.last_invented = f"{call.kind} called at {script_place()}"
+            if self.on_invented is not None:
+                self.on_invented()
+
+    def forget(self) -> None:
+        """`main` is entered again: nothing has settled yet."""
+        self._last_digests = ()
+        self._is_open = False
+
+    def begin(self) -> None:
+        """An attempt starts."""
+        self._hash = xxhash.xxh3_64()
+        self._is_open = True
+        self.calls = 0
+        self.calls_at_gate = 0
+
+    def end(self) -> None:
+        """The attempt was committed (or, in loop-back, ended)."""
+        if self._is_open:
+            self._last_digests = (*self._last_digests[-1:], self._hash.hexdigest())
+        self._is_open = False
+
+    def cancel(self) -> None:
+        """The attempt was undone: it says nothing about the next one."""
+        self._is_open = False
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the last two complete attempts issued the same sequence."""
+        return len(self._last_digests) == 2 and self._last_digests[0] == self._last_digests[1]
+
+    @property
+    def settled_digest(self) -> str:
+        """Digest of the settled sequence; empty while it still changes."""
+        return self._last_digests[1] if self.is_settled else ""
+
+
+def script_place(skip: tuple[str, ...] = ("/trainmover/", "/torch/", "/contextlib.py")) -> str:
+    """file:line of the innermost caller outside trainmover and torch."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not any(part in name for part in skip) and not name.startswith("<"):
+            return f"{name.rsplit('/', 1)[-1]}:{frame.f_lineno}"
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return "unknown place"

@@ -1,0 +1,206 @@
+"""One step as the user sees it: `with step:` or `step.run(fn)`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from trainmover.errors import ScriptError
+from trainmover.worker import orders
+from trainmover.worker.events import RunOutFailed
+from trainmover.worker.unwinding import Halted, StepUndone
+
+if TYPE_CHECKING:
+    from trainmover.worker.metrics import Metrics
+    from trainmover.worker.stepper import Stepper
+
+T = TypeVar("T")
+
+
+class Step:
+    """One optimizer step. Given by `job.steps`; use it as a context manager or call `run`.
+
+    Attributes:
+        index: Number of the step, from 0.
+        committed: True once its gate has passed on all ranks. Python goes on behind a `with`
+            block whose step was undone and will be repeated: put nothing there that must happen
+            once, or use `after`.
+    """
+
+    def __init__(self, stepper: Stepper, metrics: Metrics, index: int) -> None:
+        self._stepper = stepper
+        self._metrics = metrics
+        self.index = index
+        self.committed = False
+        self.was_entered = False
+        self.was_undone = False
+        self._after: list[Callable[[], object]] = []
+        self._parts_behind = list(stepper.parts_done)
+        self._parts_run: list[str] = list(stepper.parts_done)
+
+    @property
+    def parts(self) -> list[str]:
+        """Names of the parts run so far (callable form)."""
+        return self._parts_run
+
+    # ------------------------------------------------------------------ block form
+
+    def __enter__(self) -> Step:
+        if self.was_entered:
+            raise ScriptError(f"step {self.index} was entered twice; take one step per iteration")
+        self.was_entered = True
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        stepper = self._stepper
+        if error is None and stepper.phase == "running":
+            error = self._gate_at_exit()
+        if isinstance(error, StepUndone):
+            self._undone()
+            return True
+        if error is not None:
+            if self._is_caused_by_run_out(error):
+                _run_out_failed(stepper, error)
+            return False
+        self._commit()
+        return False
+
+    def _gate_at_exit(self) -> BaseException | None:
+        """A step without an update still passes its gate (a scaler that skips, a last part)."""
+        try:
+            self._check_has_optimizer()
+            self._stepper.gate(has_update=False)
+        except StepUndone as undone:
+            return undone
+        return None
+
+    def _check_has_optimizer(self) -> None:
+        if not self._stepper.inventory.optimizers and not self._stepper.is_shadow:
+            names = ", ".join(self._stepper.inventory.small_names) or "nothing"
+            raise ScriptError(
+                f"step {self.index} ended without a gate: no tracked optimizer stepped and "
+                f"step.gate() was not called. Tracked: {names}."
+            )
+
+    def _is_caused_by_run_out(self, error: BaseException) -> bool:
+        is_catchable = isinstance(error, Exception | SystemExit)
+        return is_catchable and self._stepper.phase == "running" and self._stepper.host.is_tainted
+
+    def _undone(self) -> None:
+        self._stepper.undo()
+        self.was_undone = True
+        self._after.clear()
+        self._metrics.forget()
+
+    def _commit(self) -> None:
+        self.committed = True
+        if self._stepper.is_shadow:
+            return
+        self._metrics.commit()
+        self._stepper.tell_log(self.index)
+        after, self._after = self._after, []
+        for fn in after:
+            fn()
+
+    # ------------------------------------------------------------------ callable form
+
+    def run(self, first: str | Callable[..., T], *args: Any, **kwargs: Any) -> T | None:
+        """Call a function as this step (or, with a name in front, as one part of it).
+
+        Repeats inside until the gate has passed and returns that result. On a joiner, a part that
+        is behind the job already is not called; its result is None there.
+
+        Called on: every rank. Blocks: as long as `fn` and its repetitions take.
+        """
+        if isinstance(first, str):
+            name, fn, rest = first, args[0], args[1:]
+        else:
+            name, fn, rest = "", first, args
+        if name in self._parts_run and name in self._parts_behind:
+            self._parts_behind.remove(name)
+            if not self._parts_behind:
+                self._stepper.resume_part()
+            return None
+        if not name and self.was_entered:
+            raise ScriptError(
+                f"step {self.index}: step.run(fn) was called twice; name the parts: "
+                'step.run("generator", fn)'
+            )
+        self.was_entered = True
+        result: T = self._repeat(name, lambda: fn(*rest, **kwargs))
+        if name:
+            self._parts_run.append(name)
+        return result
+
+    def _repeat(self, name: str, call: Callable[[], T]) -> T:
+        stepper = self._stepper
+        stepper.part = name
+        while True:
+            if stepper.phase == "tail" and stepper.is_shadow:
+                stepper.phase = "running"
+            if stepper.phase != "running":
+                stepper.boundary()
+            stepper.restart_attempt()
+            try:
+                result = call()
+                stepper.gate(has_update=False, part=name)
+            except StepUndone:
+                stepper.undo()
+                self._after.clear()
+                self._metrics.forget()
+                continue
+            except (Exception, SystemExit) as error:
+                if self._is_caused_by_run_out(error):
+                    _run_out_failed(stepper, error)
+                raise
+            finally:
+                stepper.part = name
+            self._commit()
+            stepper.part = ""
+            return result
+
+    # ------------------------------------------------------------------ both forms
+
+    def gate(self) -> None:
+        """Enter the gate by hand: gradients are complete, the update follows (own optimizers).
+
+        Collective: yes, once per step. Blocks: until all ranks are here.
+        """
+        self._stepper.gate(has_update=True, part=self._stepper.part)
+
+    def after(self, fn: Callable[[], object]) -> None:
+        """Call `fn` once, when this step is committed; dropped if the attempt is undone."""
+        self._after.append(fn)
+
+    def log(self, *, reduce: str | None = None, **values: Any) -> None:
+        """Record values of this step: told once, when it is committed, by rank 0.
+
+        Args:
+            reduce: None: rank 0's value. "mean" | "sum" | "max" | "min": over all ranks; it rides
+                in front of the next gate and is told one step later.
+            **values: Numbers or one-element tensors (float64 is exact; told as float.hex()).
+
+        Called in front of `optimizer.step()` the value is held by two peers before the gate
+        passes, so it is told even if rank 0 is lost right behind it.
+        """
+        if reduce is None:
+            self._stepper.log(values)
+        else:
+            self._metrics.add(self.index, reduce, values)
+
+
+def _run_out_failed(stepper: Stepper, error: BaseException) -> None:
+    """The script raised on invented values: this process can't go on, another takes its rank."""
+    text = f"{type(error).__name__}: {error}"
+    stepper.finding("run-out", f"raised while running out, not the script's fault: {text}")
+    stepper.host.post(RunOutFailed(reason=text))
+    while True:
+        order = stepper.host.orders.take()
+        if isinstance(order, orders.Halt):
+            raise Halted(order.code, order.reason)

@@ -1,0 +1,440 @@
+"""Batches: undo, position and its restoring, for every kind of loader in one process."""
+
+from __future__ import annotations
+
+from collections import UserDict
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from tests.unit.worker.loader_kinds import (
+    BATCH,
+    SAMPLES,
+    Forgetful,
+    LazyDraws,
+    Numbers,
+    built,
+    interrupted,
+    moved,
+    replicas,
+    seed_all,
+    single_process_kinds,
+    step,
+    undisturbed,
+)
+from trainmover.errors import ScriptError, StateMismatch, TrackError
+from trainmover.state.rng import capture_rng, restore_rng
+from trainmover.worker.batches import Batches
+
+KINDS = single_process_kinds()
+PER_EPOCH = 6
+STEPS = 2 * PER_EPOCH + 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_undone_steps_see_the_same_batches_and_numbers(kind: str) -> None:
+    assert interrupted(KINDS[kind], STEPS) == undisturbed(KINDS[kind], STEPS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_joiner_goes_on_exactly_from_every_position(kind: str) -> None:
+    expected = undisturbed(KINDS[kind], STEPS)
+    for place in range(STEPS):
+        assert moved(KINDS[kind], STEPS, {place}) == expected, f"moved at step {place}"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_several_moves_in_one_epoch(kind: str) -> None:
+    moves = {1, 2, 4, PER_EPOCH, PER_EPOCH + 1, STEPS - 1}
+    assert moved(KINDS[kind], STEPS, moves) == undisturbed(KINDS[kind], STEPS)
+
+
+def test_skipped_samples_are_not_read() -> None:
+    leaver = built(KINDS["shuffle"])
+    for _ in range(4):
+        next(leaver)
+    joiner = built(KINDS["shuffle"])
+    joiner.restore(leaver.position())
+    assert joiner.source.dataset.read == []
+    assert next(joiner).tolist() == next(leaver).tolist()
+    assert len(joiner.source.dataset.read) == BATCH
+
+
+def test_epochs_go_on_and_the_sampler_is_told() -> None:
+    batches = Batches(replicas())
+    assert len(batches) == PER_EPOCH
+    orders: list[list[int]] = []
+    for epoch in range(3):
+        order: list[int] = []
+        for index in range(PER_EPOCH):
+            order += next(batches).tolist()
+            assert (batches.epoch, batches.handed_out) == (epoch, index + 1)
+        assert batches.source.sampler.epoch == epoch
+        orders.append(order)
+    assert len({tuple(order) for order in orders}) == 3
+    assert all(len(set(order)) == len(order) for order in orders)
+
+
+def test_an_attempt_that_reads_fewer_batches_keeps_the_rest_for_the_next_step() -> None:
+    expected = undisturbed(KINDS["sequential"], 4)
+    batches = built(KINDS["sequential"])
+    seed_all(12)
+    batches.begin_attempt()
+    boundary = capture_rng()
+    step(batches, reads=3)
+    batches.rewind()
+    restore_rng(boundary)
+    seen = [step(batches)]
+    position = batches.position()
+    batches.begin_attempt()
+    seen.append(step(batches))
+    batches.begin_attempt()
+    seen += [step(batches), step(batches)]
+    assert seen == expected
+    joiner = built(KINDS["sequential"])
+    joiner.restore(position)
+    assert next(joiner).tolist() == expected[1][0]
+
+
+@pytest.mark.parametrize("kind", ["shuffle", "augmented", "stateful_shuffle"])
+def test_an_attempt_that_drew_other_numbers_reads_again(kind: str) -> None:
+    """Invented values sent the undone attempt another way, so it drew more than the repeat."""
+    expected = built(KINDS[kind])
+    seed_all(12)
+    wanted = [step(expected) for _ in range(PER_EPOCH + 4)]
+    batches = built(KINDS[kind])
+    seed_all(12)
+    seen = []
+    for _ in range(PER_EPOCH + 4):
+        batches.begin_attempt()
+        boundary = capture_rng()
+        torch.rand(3)
+        step(batches, reads=2)
+        batches.rewind()
+        restore_rng(boundary)
+        seen.append(step(batches))
+    assert seen == wanted
+
+
+def test_rewinding_twice_is_rewinding_once() -> None:
+    batches = built(KINDS["shuffle"])
+    batches.begin_attempt()
+    boundary = capture_rng()
+    first = step(batches, reads=2)
+    for reads in (1, 0, 2):
+        batches.rewind()
+        restore_rng(boundary)
+        assert step(batches, reads=reads) == first[: 4 * reads]
+
+
+def test_counts_are_undone() -> None:
+    batches = built(KINDS["sequential"])
+    next(batches)
+    batches.begin_attempt()
+    next(batches)
+    batches.rewind()
+    assert (batches.epoch, batches.handed_out) == (0, 1)
+
+
+def test_position_is_equal_after_an_undo() -> None:
+    for make in KINDS.values():
+        batches = built(make)
+        next(batches)
+        batches.begin_attempt()
+        position = batches.position()
+        boundary = capture_rng()
+        next(batches)
+        batches.rewind()
+        restore_rng(boundary)
+        assert batches.position() == position
+
+
+# -- what is handed out ----------------------------------------------------------------------------
+
+
+class Pair(NamedTuple):
+    x: torch.Tensor
+    y: torch.Tensor
+
+
+def test_popping_a_key_does_not_take_it_from_the_repeat() -> None:
+    def make() -> dict[str, Any]:
+        return {"x": torch.ones(2), "labels": [torch.ones(1)], "inner": UserDict(a=torch.ones(1))}
+
+    batches = Batches(make)
+    batches.begin_attempt()
+    first = next(batches)
+    x = first.pop("x")
+    first["labels"].append(3)
+    del first["inner"]["a"]
+    batches.rewind()
+    again = next(batches)
+    assert again["x"] is x
+    assert len(again["labels"]) == 1
+    assert list(again["inner"]) == ["a"]
+
+
+def test_named_tuples_stay_named_tuples() -> None:
+    batches = Batches(lambda: Pair(torch.ones(1), torch.zeros(1)))
+    assert isinstance(next(batches), Pair)
+
+
+def test_a_batch_changed_in_place_is_named() -> None:
+    batches = Batches(lambda: {"x": torch.ones(2), "y": torch.ones(2)})
+    batches.begin_attempt()
+    next(batches)["y"].mul_(2)
+    batches.rewind()
+    with pytest.raises(ScriptError, match=r"batch\['y'\] was changed in place.*copy=True"):
+        next(batches)
+
+
+def test_an_array_changed_in_place_is_named() -> None:
+    batches = Batches(lambda: [torch.ones(2).numpy()])
+    batches.begin_attempt()
+    next(batches)[0][1] = 5
+    batches.rewind()
+    with pytest.raises(ScriptError, match=r"batch\[0\] was changed"):
+        next(batches)
+
+
+def test_an_inference_tensor_changed_in_place_is_named() -> None:
+    with torch.inference_mode():
+        value = torch.ones(2)
+    batches = Batches(lambda: value)
+    batches.begin_attempt()
+    with torch.inference_mode():
+        next(batches).add_(1)
+    batches.rewind()
+    with pytest.raises(ScriptError, match="batch was changed"):
+        next(batches)
+
+
+def test_copies_can_be_changed_in_place() -> None:
+    batches = Batches(lambda: {"x": torch.ones(2)}, copy=True)
+    batches.begin_attempt()
+    next(batches)["x"].mul_(2)
+    batches.rewind()
+    assert next(batches)["x"].tolist() == [1.0, 1.0]
+
+
+# -- callables -------------------------------------------------------------------------------------
+
+
+def get_batch() -> torch.Tensor:
+    return torch.randint(1000, (3,))
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 3])
+def test_a_callable_on_the_global_generators_is_exact(prefetch: int) -> None:
+    def fresh() -> Batches:
+        return Batches(get_batch, prefetch=prefetch)
+
+    plain = fresh()
+    seed_all(7)
+    expected = [step(plain) for _ in range(8)]
+
+    undone = fresh()
+    seed_all(7)
+    seen = []
+    for _ in range(8):
+        undone.begin_attempt()
+        boundary = capture_rng()
+        torch.rand(2)
+        step(undone)
+        undone.rewind()
+        restore_rng(boundary)
+        seen.append(step(undone))
+    assert seen == expected
+
+    for place in range(8):
+        leaver = fresh()
+        seed_all(7)
+        seen = [step(leaver) for _ in range(place)]
+        position, boundary = leaver.position(), capture_rng()
+        joiner = fresh()
+        step(joiner)
+        restore_rng(boundary)
+        joiner.restore(position)
+        assert capture_rng() == boundary
+        assert joiner.handed_out == place
+        assert seen + [step(joiner) for _ in range(8 - place)] == expected
+
+
+class Reader:
+    """A callable with state of its own."""
+
+    def __init__(self) -> None:
+        self.place = 0
+
+    def __call__(self) -> torch.Tensor:
+        self.place += 1
+        return torch.tensor([self.place])
+
+    def state_dict(self) -> dict[str, int]:
+        return {"place": self.place}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.place = state["place"]
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_a_callable_with_state_of_its_own(prefetch: int) -> None:
+    leaver = Batches(Reader(), prefetch=prefetch)
+    assert [next(leaver).item() for _ in range(3)] == [1, 2, 3]
+    leaver.begin_attempt()
+    next(leaver)
+    leaver.rewind()
+    joiner = Batches(Reader(), prefetch=prefetch)
+    joiner.restore(leaver.position())
+    assert [next(leaver).item() for _ in range(4)] == [4, 5, 6, 7]
+    assert [next(joiner).item() for _ in range(4)] == [4, 5, 6, 7]
+
+
+# -- rank, warm, close -----------------------------------------------------------------------------
+
+
+def test_set_rank_reads_the_other_rank_s_part() -> None:
+    batches = Batches(replicas())
+    for _ in range(3):
+        next(batches)
+    other = replicas()
+    other.sampler.rank = 0
+    expected = [batch.tolist() for batch in other]
+    assert batches.set_rank(0)
+    assert [next(batches).tolist() for _ in range(3)] == expected[3:]
+
+
+def test_set_rank_then_restore_of_the_leaver_s_position() -> None:
+    leaver = Batches(replicas())
+    for _ in range(8):
+        next(leaver)
+    standby_loader = replicas()
+    standby_loader.sampler.rank = 0
+    joiner = Batches(standby_loader)
+    next(joiner)
+    assert joiner.set_rank(1)
+    joiner.restore(leaver.position())
+    assert [next(joiner).tolist() for _ in range(9)] == [next(leaver).tolist() for _ in range(9)]
+
+
+def test_a_rank_held_by_the_dataset_is_not_changed_in_place() -> None:
+    data = Numbers()
+    data.rank = 3  # type: ignore[attr-defined]
+    assert not Batches(DataLoader(data, batch_size=2)).set_rank(1)
+    assert Batches(DataLoader(Numbers(), batch_size=2)).set_rank(1)
+    assert Batches(get_batch).set_rank(1)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "callable"])
+def test_warm_changes_nothing(kind: str) -> None:
+    make = {**KINDS, "callable": lambda: get_batch}[kind]
+    plain = built(make)
+    seed_all(12)
+    expected = [step(plain) for _ in range(8)]
+    batches = built(make)
+    seed_all(12)
+    position = batches.position()
+    before = capture_rng()
+    batches.warm()
+    assert capture_rng() == before
+    assert batches.position() == position
+    assert [step(batches) for _ in range(8)] == expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_close_keeps_the_place(kind: str) -> None:
+    expected = undisturbed(KINDS[kind], 9)
+    batches = built(KINDS[kind])
+    seed_all(12)
+    seen = []
+    for _ in range(9):
+        seen.append(step(batches))
+        batches.close()
+    assert seen == expected
+
+
+# -- what is refused -------------------------------------------------------------------------------
+
+
+def test_an_iterable_dataset_without_state_is_refused() -> None:
+    with pytest.raises(TrackError, match="loader has no state_dict and its dataset is iterable"):
+        Batches(DataLoader(Forgetful(), batch_size=BATCH))
+
+
+def test_replay_reads_and_drops() -> None:
+    def make() -> Any:
+        return DataLoader(Forgetful(), batch_size=BATCH)
+
+    leaver = built(make, on_missing_state="replay")
+    for _ in range(9):
+        next(leaver)
+    joiner = built(make, on_missing_state="replay")
+    joiner.restore(leaver.position())
+    assert [next(joiner).tolist() for _ in range(9)] == [next(leaver).tolist() for _ in range(9)]
+
+
+def test_restart_begins_the_epoch_again() -> None:
+    def make() -> Any:
+        return DataLoader(Forgetful(), batch_size=BATCH)
+
+    leaver = built(make, on_missing_state="restart")
+    for _ in range(9):
+        next(leaver)
+    joiner = built(make, on_missing_state="restart")
+    joiner.restore(leaver.position())
+    assert next(joiner).tolist() == [0, 1, 2, 3]
+    assert joiner.epoch == 1
+
+
+def test_a_sampler_that_draws_all_along_is_refused() -> None:
+    batches = Batches(DataLoader(Numbers(), batch_size=BATCH, sampler=LazyDraws()))
+    with pytest.raises(TrackError, match="draws from the global random generator in the middle"):
+        for _ in range(3):
+            next(batches)
+
+
+def test_other_data_is_noticed() -> None:
+    leaver = Batches(DataLoader(Numbers(), batch_size=BATCH))
+    next(leaver)
+    joiner = Batches(DataLoader(Numbers(SAMPLES + BATCH), batch_size=BATCH))
+    with pytest.raises(StateMismatch, match="7 batches here and 6"):
+        joiner.restore(leaver.position())
+
+
+def test_positions_of_another_kind_are_refused() -> None:
+    loader = Batches(DataLoader(Numbers(), batch_size=BATCH))
+    with pytest.raises(StateMismatch, match="callable"):
+        loader.restore(Batches(get_batch).position())
+    with pytest.raises(StateMismatch, match="decoded"):
+        loader.restore(b"rubbish")
+
+
+def test_wrong_sources_are_refused() -> None:
+    loader = DataLoader(Numbers(), batch_size=BATCH)
+    with pytest.raises(TrackError, match=r"not iter\(loader\)"):
+        Batches(iter(loader))
+    with pytest.raises(TrackError, match="position can't be saved"):
+        Batches(iter([1]).__next__)
+    with pytest.raises(TrackError, match="takes a DataLoader or a callable"):
+        Batches(3)  # type: ignore[arg-type]
+    with pytest.raises(TrackError, match="prefetch= is for callables"):
+        Batches(loader, prefetch=1)
+    with pytest.raises(TrackError, match="expected one of"):
+        Batches(loader, on_missing_state="guess")
+    with pytest.raises(TrackError, match="list, which has no state_dict"):
+        Batches([1, 2])
+
+
+def test_an_empty_epoch_is_an_error() -> None:
+    empty = DataLoader(TensorDataset(torch.ones(1)), batch_size=2, drop_last=True)
+    with pytest.raises(ScriptError, match="no batch in a whole epoch"):
+        next(Batches(empty))
+
+
+def test_nothing_is_kept_without_attempts() -> None:
+    batches = built(KINDS["shuffle"])
+    for _ in range(30):
+        next(batches)
+    assert batches._attempt == []
