@@ -1,0 +1,51 @@
+"""`trainmover agent`: one machine's part in a job."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trainmover.cli import operator
+from trainmover.cli.run import resolve_settings
+from trainmover.daemons import agent_daemon
+from trainmover.daemons import settings as settings_of
+from trainmover.daemons.options import AgentOptions
+from trainmover.daemons.run_directory import RunDirectory, base_directory
+from trainmover.edges import seal
+from trainmover.edges.controller_server import address_that_reaches
+
+
+def agent(
+    controller: Annotated[str, typer.Option(help="HOST:PORT of the job's controller")],
+    machine: Annotated[str, typer.Option(help="name of this machine; default: the host's")] = "",
+    host: Annotated[str, typer.Option(help="address its workers listen on")] = "",
+    run_dir: Annotated[Path | None, typer.Option(help="logs; the same after a restart")] = None,
+    config: Annotated[Path | None, typer.Option(help="settings, a TOML file")] = None,
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", help="one setting: owner.field=value")
+    ] = None,
+    script: Annotated[str, typer.Option(help="script to compare with other machines'")] = "",
+    token_file: operator.TokenOption = None,
+) -> int:
+    """Register this machine and run its workers until the job has ended or it has left."""
+    name = machine or socket.gethostname()
+    target, port = operator.parse_address(controller)
+    settings = resolve_settings(config, assignments or [], -1, 1)
+    path = run_dir or base_directory() / f"agent-{name}"
+    directory = RunDirectory(path.resolve())
+    directory.create()
+    seal.write_token(directory.token, operator.token_of(token_file))
+    return agent_daemon.serve(
+        AgentOptions(
+            machine=name,
+            controller=controller,
+            run_directory=str(directory.path),
+            token_file=str(directory.token),
+            host=host or address_that_reaches(target, port),
+            settings=settings_of.flatten(settings),
+            script=script,
+        )
+    )

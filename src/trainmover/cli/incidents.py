@@ -1,0 +1,78 @@
+"""`trainmover incidents`: every switchover so far, from first sign to the first new step."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from trainmover.cli import operator
+from trainmover.daemons.records import read_lines
+from trainmover.daemons.run_directory import find_job, is_running
+from trainmover.protocol.journal import IncidentReport
+
+
+def incidents(
+    number: Annotated[int | None, typer.Argument(help="generation; default: all")] = None,
+    job: operator.JobOption = None,
+    run_dir: operator.RunDirOption = None,
+    controller: operator.ControllerOption = None,
+    token_file: operator.TokenOption = None,
+    as_json: operator.JsonOption = False,
+) -> int:
+    """What happened, who was replaced by whom, how long each phase took."""
+    found = reports(job, run_dir, controller, token_file)
+    if number is not None:
+        found = [report for report in found if report["number"] == number]
+    if as_json:
+        operator.print_json(found)
+    elif not found:
+        typer.echo("no incident" if number is None else f"no incident {number}")
+    else:
+        for report in found:
+            show(report)
+    return 0 if found or number is None else 1
+
+
+def reports(
+    job: str | None, run_dir: Any, controller: str | None, token_file: Any
+) -> list[dict[str, Any]]:
+    """Reports from the controller, or from the run directory of a job that has ended."""
+    if controller is None:
+        directory = find_job(job, run_dir)
+        if not is_running(directory):
+            import msgspec
+
+            lines = read_lines(directory.path / "incidents.jsonl", IncidentReport)
+            return [msgspec.to_builtins(report) for report in lines]
+    client = operator.connect(job, run_dir, controller, token_file)
+    found: list[dict[str, Any]] = client.get("incidents")
+    client.close()
+    return found
+
+
+def show(report: dict[str, Any]) -> None:
+    """One report for people."""
+    typer.echo(f"generation {report['number']}: {report['kind']}: {report['reason']}")
+    for culprit in report["culprits"]:
+        typer.echo(
+            f"  rank {culprit['rank']} on {culprit['machine']} ({culprit['incarnation']}): "
+            f"{culprit['evidence']}"
+        )
+    previous = 0
+    for phase in report["phases"]:
+        after_ms, took_ms = phase["after_ns"] / 1e6, (phase["after_ns"] - previous) / 1e6
+        previous = phase["after_ns"]
+        typer.echo(f"  {phase['name']:<22} at {after_ms:9.1f} ms  (+{took_ms:.1f})")
+    for role in report["roles"]:
+        if role["before"] != role["incarnation"]:
+            source = f", state from {role['source']}" if role["source"] else ""
+            how = f", adopted {role['adopted']}" if role["adopted"] else ""
+            typer.echo(
+                f"  rank {role['rank']}: {role['before'] or 'nobody'} -> {role['incarnation']} "
+                f"on {role['machine']}{source}{how}, {role['bytes_received']} bytes"
+            )
+    typer.echo(
+        f"  resumed at step {report['resumed_step']}, {report['steps_repeated']} step repeated. "
+        f"{report['outcome']}"
+    )

@@ -1,0 +1,168 @@
+"""`trainmover run`: train a script; machines are played on this host, or on one host each."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from trainmover.cli.operator import parse_address
+from trainmover.cli.screen import ConsoleScreen
+from trainmover.cli.worker_logs import WorkerLogs
+from trainmover.daemons import settings as settings_of
+from trainmover.daemons.run_directory import RunDirectory, base_directory, check_job_name
+from trainmover.daemons.supervisor import JobPlan, Supervisor
+from trainmover.edges import probes
+from trainmover.edges.launcher import log_tail
+from trainmover.errors import ConfigError
+from trainmover.protocol import exits
+
+CONTEXT_SETTINGS = {"allow_interspersed_args": False, "ignore_unknown_options": True}
+TAIL_LINES = 40
+
+
+def run(
+    script: Annotated[Path, typer.Argument(help="training script; its arguments follow")],
+    arguments: Annotated[list[str] | None, typer.Argument(help="arguments of the script")] = None,
+    machines: Annotated[int, typer.Option(help="machines to play on this host")] = 1,
+    standby: Annotated[int, typer.Option(help="standby machines to play beside them")] = 0,
+    nproc_per_node: Annotated[
+        int, typer.Option("--nproc-per-node", "--nproc_per_node", help="workers per machine")
+    ] = 1,
+    nnodes: Annotated[
+        int, typer.Option(help="machines of the job when each is a host; with --rdzv-endpoint")
+    ] = 0,
+    rdzv_endpoint: Annotated[
+        str, typer.Option("--rdzv-endpoint", "--rdzv_endpoint", help="controller's HOST:PORT")
+    ] = "",
+    node_rank: Annotated[
+        int,
+        typer.Option("--node-rank", "--node_rank", help="this host's place; 0 has the controller"),
+    ] = -1,
+    max_restarts: Annotated[
+        int, typer.Option("--max-restarts", "--max_restarts", help="incidents the job survives")
+    ] = -1,
+    config: Annotated[Path | None, typer.Option(help="settings, a TOML file")] = None,
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", help="one setting: owner.field=value")
+    ] = None,
+    run_dir: Annotated[Path | None, typer.Option(help="where the job keeps its files")] = None,
+    job: Annotated[
+        str, typer.Option(help="name of the job; default: the script's and a number")
+    ] = "",
+    token_file: Annotated[Path | None, typer.Option(help="the job's token; several hosts")] = None,
+    no_progress: Annotated[bool, typer.Option("--no-progress", help="no progress line")] = False,
+    worker_logs: Annotated[
+        bool, typer.Option("--worker-logs", help="show what workers print")
+    ] = False,
+) -> int:
+    """Train SCRIPT, surviving the loss of machines, with the numbers of an undisturbed run."""
+    check_counts(machines=machines, standby=standby, nproc_per_node=nproc_per_node)
+    if not script.is_file():
+        raise ConfigError(f"no script at {script}")
+    settings = resolve_settings(config, assignments or [], max_restarts, machines * nproc_per_node)
+    directory = choose_directory(script, job, run_dir)
+    if nnodes > 0 or rdzv_endpoint:
+        from trainmover.cli.hosts import HostPlan, run_on_hosts
+
+        return run_on_hosts(
+            HostPlan(
+                script=script,
+                arguments=tuple(arguments or ()),
+                node_count=nnodes or 1,
+                node_rank=node_rank,
+                standbys=standby,
+                workers_per_machine=nproc_per_node,
+                endpoint=parse_address(rdzv_endpoint),
+                directory=directory,
+                token_file=token_file,
+                settings=settings_of.flatten(settings),
+            )
+        )
+    plan = JobPlan(
+        script=str(script),
+        arguments=tuple(arguments or ()),
+        machines=machines,
+        standbys=standby,
+        workers_per_machine=nproc_per_node,
+        job=job or directory.path.name,
+        run_directory=directory.path,
+        settings=settings_of.flatten(settings),
+    )
+    logs = WorkerLogs(directory.logs) if worker_logs else None
+    screen = ConsoleScreen(logs, shows_progress=not no_progress)
+    supervisor = Supervisor(plan, screen)
+    screen.line("end", f"job {plan.job}: files in {directory.path}")
+    code = supervisor.run()
+    report_end(supervisor, code, has_shown_logs=worker_logs)
+    return code
+
+
+def check_counts(**counts: int) -> None:
+    """Raises ConfigError for a count below what makes sense."""
+    for name, value in counts.items():
+        least = 0 if name == "standby" else 1
+        if value < least:
+            option = name.replace("_", "-")
+            raise ConfigError(f"--{option}: expected at least {least}, got {value}")
+
+
+def resolve_settings(
+    config: Path | None, assignments: list[str], max_restarts: int, worker_count: int
+) -> dict[str, settings_of.Scalar]:
+    """All settings of the job. Raises ConfigError."""
+    layers: list[dict[str, Any]] = [
+        {"worker.threads": probes.default_threads(worker_count)},
+        settings_of.read_toml(config) if config is not None else {},
+    ]
+    if max_restarts >= 0:
+        layers.append({"controller.max_incidents": max_restarts})
+    layers.append(settings_of.read_assignments(assignments))
+    return settings_of.resolve(*layers)
+
+
+def choose_directory(script: Path, job: str, run_dir: Path | None) -> RunDirectory:
+    """Run directory of a new job. Raises ConfigError when its name is taken."""
+    if run_dir is not None:
+        return RunDirectory(run_dir.resolve())
+    base = base_directory()
+    if job:
+        check_job_name(job)
+        if (base / job / "journal.sqlite").exists():
+            raise ConfigError(f"a job '{job}' has run already ({base / job}); choose another name")
+        return RunDirectory(base / job)
+    stem = re.sub(r"[^A-Za-z0-9]+", "-", script.stem).strip("-")[:40] or "job"
+    return RunDirectory(base / f"{stem}-{time.strftime('%m%d-%H%M%S')}-{os.getpid()}")
+
+
+def report_end(supervisor: Supervisor, code: int, *, has_shown_logs: bool) -> None:
+    """Say how it ended; after a failure of the script its traceback comes last on the screen."""
+    outcome, failure = supervisor.outcome(), supervisor.failure()
+    reason = outcome.reason if outcome is not None else exits.REASONS.get(code, f"code {code}")
+    if code == exits.COMPLETED:
+        typer.echo(f"completed: {outcome.step if outcome else '?'} steps", err=True)
+        return
+    if not has_shown_logs:
+        show_tail(supervisor.directory, failure.rank if failure else -1)
+    typer.echo(
+        f"the job ended with code {code}: {reason.splitlines()[0] if reason else ''}", err=True
+    )
+    typer.echo(f"logs: {supervisor.directory.logs}", err=True)
+    if failure is not None and code == exits.SCRIPT_FAILED:
+        where = f"rank {failure.rank} on {failure.machine}, step {failure.step}"
+        typer.echo(f"\nfirst exception of the script ({where}):\n{failure.text.rstrip()}", err=True)
+
+
+def show_tail(directory: RunDirectory, rank: int) -> None:
+    """Last lines of the rank that failed."""
+    from trainmover.cli.worker_logs import log_names
+
+    for name in log_names(directory.logs)[::-1]:
+        if rank >= 0 and name.rank == rank:
+            for line in log_tail(name.path, 8000).splitlines()[-TAIL_LINES:]:
+                typer.echo(f"{name.prefix} {line}", err=True)
+            return

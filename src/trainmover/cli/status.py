@@ -1,0 +1,54 @@
+"""`trainmover status`: how a running job is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+
+from trainmover.cli import operator
+from trainmover.cli.screen import progress_text
+
+
+def status(
+    job: operator.JobOption = None,
+    run_dir: operator.RunDirOption = None,
+    controller: operator.ControllerOption = None,
+    token_file: operator.TokenOption = None,
+    as_json: operator.JsonOption = False,
+) -> None:
+    """Generation, step, who plays which rank, and which standbys are ready."""
+    client = operator.connect(job, run_dir, controller, token_file)
+    view = client.get("status")
+    client.close()
+    if as_json:
+        operator.print_json(view)
+        return
+    typer.echo(progress_text(view["status"], view["last"]))
+    show_table(view["status"].get("members", []), "members")
+    show_table(view["status"].get("standbys", []), "standbys")
+    show_table(view["status"].get("machines", []), "machines")
+    if view["findings"]:
+        typer.echo(f"{view['findings']} findings: see console.jsonl in the run directory")
+
+
+def show_table(rows: list[dict[str, Any]], title: str) -> None:
+    """Rows of equal keys, under a title; nothing for no rows."""
+    from rich.console import Console
+    from rich.table import Table
+
+    if not rows:
+        return
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    for name in names:
+        table.add_column(name.replace("_", " "))
+    for row in rows:
+        table.add_row(*(_cell(row.get(name, "")) for name in names))
+    Console().print(table)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "" if value is None else str(value)

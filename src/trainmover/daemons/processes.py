@@ -1,0 +1,74 @@
+"""Whose processes are whose: everything of one machine, and nothing else (C118).
+
+A machine's nursery leads a session; workers and all their children are in it. Sessions are found in
+the process table, never by name or parentage.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+from trainmover.daemons.run_directory import MachineFile, RunDirectory, is_alive, read_struct
+from trainmover.edges import probes
+
+
+def session_members(session: int, leader_start: int) -> tuple[int, ...]:
+    """Pids in the session, ascending; none if a stranger leads a session of that number now."""
+    if session <= 0:
+        return ()
+    if leader_start and probes.start_time(session) not in (0, leader_start):
+        return ()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and _session_of(int(entry.name)) == session:
+            found.append(int(entry.name))
+    return tuple(sorted(found))
+
+
+def kill_session(session: int, leader_start: int) -> int:
+    """SIGKILL to every member; how many there were."""
+    members = session_members(session, leader_start)
+    for pid in members:
+        send(pid, signal.SIGKILL)
+    return len(members)
+
+
+def machine_of(directory: RunDirectory, machine: str) -> MachineFile | None:
+    """Recorded processes of a machine; None for one that has never run or has ended."""
+    return read_struct(directory.machine_file(machine), MachineFile)
+
+
+def machine_pids(directory: RunDirectory, machine: str) -> tuple[int, ...]:
+    """Agent, nursery, workers and their children that live at present."""
+    found = machine_of(directory, machine)
+    if found is None:
+        return ()
+    agent = (found.agent_pid,) if is_alive(found.agent_pid, 0) else ()
+    return (*agent, *session_members(found.nursery_pid, found.nursery_start))
+
+
+def kill_machine(directory: RunDirectory, machine: str) -> tuple[int, ...]:
+    """SIGKILL to the machine's whole process tree, agent first; the pids. For drills."""
+    pids = machine_pids(directory, machine)
+    for pid in pids:
+        send(pid, signal.SIGKILL)
+    return pids
+
+
+def send(pid: int, number: int) -> None:
+    """Signal a process that may have ended."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return
+
+
+def _session_of(pid: int) -> int:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        state, _, _, session = stat[stat.rfind(")") + 2 :].split()[:4]
+    except (OSError, ValueError):
+        return 0
+    return 0 if state == "Z" else int(session)

@@ -1,0 +1,178 @@
+"""Files beside the journal that people read: losses, findings, incidents, console lines.
+
+Written by the controller's daemon, outside the decider: nothing here influences a decision, and a
+full disk here never stops training (it is said once, in the log). One JSON object per line.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from trainmover.protocol.journal import IncidentReport
+from trainmover.protocol.messages import Finding, StepLogged
+
+log = logging.getLogger(__name__)
+
+KEPT_LINES: Final = 2000
+
+T = TypeVar("T")
+
+
+class LossRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``step.log`` recorded for one committed step."""
+
+    step: int
+    lineage: int
+    """Generation in which the step's gate passed."""
+    values: dict[str, str]
+    """Floats as ``float.hex()``."""
+    at_s: float = 0.0
+    """Wall clock, for people."""
+
+
+class ConsoleLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One line that a person following the job should see."""
+
+    sequence: int
+    kind: str
+    """finding, incident, decision, failure, end."""
+    text: str
+
+
+class Lines:
+    """An append-only file of JSON lines; a write that fails is logged once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._has_failed = False
+
+    def append(self, value: msgspec.Struct) -> None:
+        """Add one line."""
+        try:
+            with open(self._path, "ab") as file:
+                file.write(msgspec.json.encode(value) + b"\n")
+        except OSError as error:
+            if not self._has_failed:
+                log.error("%s can't be written: %s; the job goes on", self._path, error)
+            self._has_failed = True
+
+
+def read_lines(path: Path, kind: type[T]) -> Iterator[T]:
+    """Values of a file of JSON lines; a last line cut short by a crash is left out."""
+    decoder = msgspec.json.Decoder(kind)
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:
+        return
+    for line in text.split(b"\n"):
+        if not line:
+            continue
+        try:
+            yield decoder.decode(line)
+        except msgspec.DecodeError:
+            log.warning("%s: a line can't be read: %.80r", path, line)
+
+
+def read_losses(path: Path) -> dict[int, LossRecord]:
+    """The record of each step: of its last lineage, once (protocol.md, A 22)."""
+    found: dict[int, LossRecord] = {}
+    for record in read_lines(path, LossRecord):
+        before = found.get(record.step)
+        if before is None or record.lineage >= before.lineage:
+            found[record.step] = record
+    return dict(sorted(found.items()))
+
+
+class JobRecords:
+    """What the daemon remembers for people: last values, findings, console lines."""
+
+    def __init__(self, directory: Path) -> None:
+        self._losses_path = directory / "losses.jsonl"
+        self._losses = Lines(self._losses_path)
+        self._console_file = Lines(directory / "console.jsonl")
+        self._console: deque[ConsoleLine] = deque(maxlen=KEPT_LINES)
+        self._findings: dict[tuple[str, str], Finding] = {}
+        self._incidents_file = Lines(directory / "incidents.jsonl")
+        self.incidents = list(read_lines(directory / "incidents.jsonl", IncidentReport))
+        """Finished reports, oldest first."""
+        self.last: LossRecord | None = None
+        for line in read_lines(directory / "console.jsonl", ConsoleLine):
+            self._console.append(line)
+        for record in read_losses(self._losses_path).values():
+            self.last = record
+
+    def add_step(self, logged: StepLogged) -> None:
+        """Keep what a step logged; a repetition of the same message adds nothing."""
+        before = self.last
+        is_repeated = before is not None and (logged.step, logged.lineage) == (
+            before.step,
+            before.lineage,
+        )
+        if is_repeated:
+            return
+        self.last = LossRecord(
+            step=logged.step, lineage=logged.lineage, values=dict(logged.values), at_s=time.time()
+        )
+        self._losses.append(self.last)
+
+    def add_finding(self, finding: Finding) -> None:
+        """Keep a finding; the same text of another rank is the same finding."""
+        key = (finding.kind, finding.text)
+        if key in self._findings:
+            return
+        self._findings[key] = finding
+        self.say("finding", f"{finding.kind} (rank {finding.rank}): {finding.text}")
+
+    def add_incident(self, report: IncidentReport) -> None:
+        """Keep a finished report."""
+        if any(known.number == report.number for known in self.incidents):
+            return
+        self.incidents.append(report)
+        self._incidents_file.append(report)
+        self.say("incident", describe(report))
+
+    def say(self, kind: str, text: str) -> None:
+        """Add a console line."""
+        number = self._console[-1].sequence + 1 if self._console else 1
+        line = ConsoleLine(sequence=number, kind=kind, text=text)
+        self._console.append(line)
+        self._console_file.append(line)
+
+    def has_said(self, text: str) -> bool:
+        """Whether the line is among the kept ones."""
+        return any(line.text == text for line in self._console)
+
+    def lines_after(self, sequence: int) -> list[ConsoleLine]:
+        """Console lines younger than `sequence`."""
+        return [line for line in self._console if line.sequence > sequence]
+
+    @property
+    def findings(self) -> list[Finding]:
+        """All findings, first seen first."""
+        return list(self._findings.values())
+
+    def losses_after(self, step: int) -> list[LossRecord]:
+        """Records of steps above `step`, each step once."""
+        records = read_losses(self._losses_path)
+        return [record for number, record in records.items() if number > step]
+
+
+def describe(report: IncidentReport) -> str:
+    """One line for a finished incident."""
+    who = ", ".join(f"rank {culprit.rank} on {culprit.machine}" for culprit in report.culprits)
+    total = max((phase.after_ns for phase in report.phases), default=0) / 1e9
+    text = f"{report.kind} to generation {report.number}"
+    text += f" ({who})" if who else ""
+    return f"{text}: {report.reason}; first new step after {total:.2f} s. {report.outcome}".strip()
+
+
+def to_json(value: Any) -> bytes:
+    """JSON of structs, lists and dicts."""
+    return msgspec.json.encode(value)

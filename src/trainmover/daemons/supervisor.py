@@ -1,0 +1,390 @@
+"""Embedded mode: plays all machines of a job on this host, and ends everything it started.
+
+Decides only what a machine's own init system would: a controller that dies is started again; an
+agent that dies alone (its nursery lives) is started again and adopts its workers; an agent that
+dies together with its nursery was a whole machine, and stays dead. Ctrl-C once stops the job at the
+next boundary, twice now, three times kills every process of the job.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import types
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from trainmover.daemons import processes
+from trainmover.daemons.options import AgentOptions, ControllerOptions
+from trainmover.daemons.process import CRASHED
+from trainmover.daemons.run_directory import (
+    ControllerFile,
+    FailureFile,
+    JobFile,
+    OutcomeFile,
+    RunDirectory,
+    is_alive,
+    mark_owner,
+    read_struct,
+    sweep_runtime,
+    write_struct,
+)
+from trainmover.edges import probes, seal
+from trainmover.edges.launcher import log_tail
+from trainmover.edges.operator_client import OperatorClient
+from trainmover.errors import ConfigError, TrainMoverError
+from trainmover.protocol import exits
+from trainmover.protocol.messages import JobSpec, StopRequest
+
+POLL_S: Final = 0.05
+CONSOLE_INTERVAL_S: Final = 0.25
+CONTROLLER_START_LIMIT_S: Final = 30.0
+MAX_CONTROLLER_RESTARTS: Final = 20
+MAX_AGENT_RESTARTS: Final = 20
+END_LIMIT_S: Final = 15.0
+STOP_NOW_LIMIT_S: Final = 15.0
+
+
+class Screen(Protocol):
+    """Where people see the job."""
+
+    def line(self, kind: str, text: str) -> None:
+        """One line that stays."""
+
+    def progress(self, status: dict[str, Any], last: dict[str, Any] | None) -> None:
+        """The line that changes."""
+
+    def close(self) -> None:
+        """Nothing more comes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobPlan:
+    """What to run and how; one value for the command line, drills and benchmarks."""
+
+    script: str
+    arguments: tuple[str, ...] = ()
+    machines: int = 2
+    standbys: int = 0
+    workers_per_machine: int = 1
+    job: str = ""
+    run_directory: Path
+    settings: tuple[tuple[str, str], ...] = ()
+    host: str = "127.0.0.1"
+    port: int = 0
+    entry: str = ""
+    is_cold: bool = False
+    orphan_timeout_s: float = 60.0
+    environment: dict[str, str] = field(default_factory=dict)
+    """Added to the environment of every process of the job (drills)."""
+
+    @property
+    def machine_names(self) -> tuple[str, ...]:
+        """``m0`` and so on, standbys last."""
+        return tuple(f"m{index}" for index in range(self.machines + self.standbys))
+
+
+@dataclass(kw_only=True)
+class _Child:
+    name: str
+    options: Path
+    module: str
+    process: subprocess.Popen[bytes]
+    restarts: int = 0
+    is_gone: bool = False
+
+
+class Supervisor:
+    """One embedded job. `run` blocks until it has ended and nothing of it is left."""
+
+    def __init__(self, plan: JobPlan, screen: Screen) -> None:
+        self._plan = plan
+        self._screen = screen
+        self.directory = RunDirectory(plan.run_directory.resolve())
+        self._controller: _Child
+        self._agents: list[_Child] = []
+        self._client: OperatorClient | None = None
+        self._stop_signals = 0
+        self._stops_sent = 0
+        self._now_since: float | None = None
+        self._console_at = 0.0
+        self._console_seen = 0
+
+    def run(self) -> int:
+        """Start, watch, end; the job's exit code. Raises ConfigError before anything started."""
+        self._prepare()
+        before = {
+            number: signal.signal(number, self._count_signal)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        }
+        try:
+            self._start()
+            code = self._watch()
+        finally:
+            self._end_all()
+            self._screen.close()
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        return code
+
+    # -------------------------------------------------------------------------- start
+
+    def _prepare(self) -> None:
+        if not Path(self._plan.script).is_file():
+            raise ConfigError(f"no script at {self._plan.script}")
+        sweep_runtime()
+        self.directory.create()
+        if self.directory.journal.exists():
+            raise ConfigError(
+                f"{self.directory.path} holds the journal of an earlier job; "
+                "choose another --job or --run-dir"
+            )
+        problems = probes.preflight(self.directory.path)
+        for problem in problems:
+            self._screen.line("warning", problem)
+        self.directory.clear_runtime()
+        mark_owner(self.directory.runtime)
+        seal.write_token(self.directory.token, seal.new_token())
+
+    def _start(self) -> None:
+        plan, path = self._plan, self.directory.path
+        spec = JobSpec(
+            job=plan.job or path.name,
+            run_id=f"{plan.job or path.name}-{uuid.uuid4().hex[:12]}",
+            script=str(Path(plan.script).resolve()),
+            arguments=plan.arguments,
+            world_size=plan.machines * plan.workers_per_machine,
+            workers_per_machine=plan.workers_per_machine,
+            settings=plan.settings,
+            working_directory=os.getcwd(),
+            log_directory=str(self.directory.logs),
+        )
+        job = JobFile(
+            job=spec.job,
+            run_id=spec.run_id,
+            script=spec.script,
+            supervisor_pid=os.getpid(),
+            supervisor_start=probes.start_time(os.getpid()),
+            started_wall_s=time.time(),
+        )
+        write_struct(path / "job.json", job)
+        options = ControllerOptions(
+            run_directory=str(path),
+            spec=spec,
+            machines=plan.machines,
+            standbys=plan.standbys,
+            host=plan.host,
+            port=plan.port,
+            is_embedded=True,
+        )
+        self._controller = self._spawn("controller", "controller_daemon", options)
+        found = self._wait_for_controller()
+        address = f"{found.host}:{found.port}"
+        for name in plan.machine_names:
+            self._agents.append(self._spawn(name, "agent_daemon", self._agent(name, address, spec)))
+
+    def _agent(self, name: str, address: str, spec: JobSpec) -> AgentOptions:
+        return AgentOptions(
+            machine=name,
+            controller=address,
+            run_directory=str(self.directory.path),
+            token_file=str(self.directory.token),
+            host=self._plan.host,
+            settings=spec.settings,
+            script=spec.script,
+            entry=self._plan.entry,
+            is_cold=self._plan.is_cold,
+            orphan_timeout_s=self._plan.orphan_timeout_s,
+            is_embedded=True,
+        )
+
+    def _spawn(self, name: str, module: str, options: msgspec.Struct) -> _Child:
+        path = self.directory.path / "options" / f"{name}.json"
+        write_struct(path, options)
+        full = f"trainmover.daemons.{module}"
+        return _Child(name=name, options=path, module=full, process=self._popen(name, full, path))
+
+    def _respawn(self, child: _Child) -> None:
+        if child.process.stdin is not None:
+            child.process.stdin.close()
+        child.process = self._popen(child.name, child.module, child.options)
+
+    def _popen(self, name: str, module: str, options: Path) -> subprocess.Popen[bytes]:
+        with open(self.directory.logs / f"{name}.stderr", "ab") as output:
+            return subprocess.Popen(
+                [sys.executable, "-m", module, str(options)],
+                stdin=subprocess.PIPE,  # closed by the kernel when we die, however we die
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                env={**os.environ, **self._plan.environment},
+            )
+
+    def _wait_for_controller(self) -> ControllerFile:
+        deadline = time.monotonic() + CONTROLLER_START_LIMIT_S
+        path = self.directory.path / "controller.json"
+        while time.monotonic() < deadline:
+            found = read_struct(path, ControllerFile)
+            if found is not None and found.pid == self._controller.process.pid:
+                token = seal.read_token(self.directory.token)
+                self._client = OperatorClient(found.host, found.port, token, timeout_s=3.0)
+                return found
+            if self._controller.process.poll() is not None:
+                raise ConfigError(self._last_line("controller"))
+            time.sleep(POLL_S)
+        raise ConfigError(
+            f"the controller did not listen within {CONTROLLER_START_LIMIT_S:g} s; "
+            f"see {self.directory.logs / 'controller.log'}"
+        )
+
+    def _last_line(self, name: str) -> str:
+        lines = log_tail(self.directory.logs / f"{name}.stderr", 4000).strip().splitlines()
+        return lines[-1] if lines else f"{name} ended without a word"
+
+    # -------------------------------------------------------------------------- watch
+
+    def _watch(self) -> int:
+        while True:
+            if self._controller.process.poll() is not None and not self._revive_controller():
+                return self._verdict()
+            for child in self._agents:
+                if not child.is_gone and child.process.poll() is not None:
+                    self._judge_agent(child)
+            self._pass_signals()
+            if self._stop_signals >= 3:
+                self._screen.line("end", "third interrupt: every process of the job is killed")
+                return exits.INTERRUPTED
+            self._refresh()
+            time.sleep(POLL_S)
+
+    def _revive_controller(self) -> bool:
+        child = self._controller
+        if read_struct(self.directory.path / "outcome.json", OutcomeFile) is not None:
+            return False
+        code = child.process.returncode
+        if code == exits.BAD_USAGE or child.restarts >= MAX_CONTROLLER_RESTARTS:
+            self._screen.line("failure", self._last_line("controller"))
+            return False
+        child.restarts += 1
+        self._screen.line(
+            "warning", f"the controller {_how(code)}; training goes on, restarting it"
+        )
+        self._respawn(child)
+        self._wait_for_controller()
+        return True
+
+    def _judge_agent(self, child: _Child) -> None:
+        code = child.process.returncode
+        found = processes.machine_of(self.directory, child.name)
+        has_nursery = found is not None and is_alive(found.nursery_pid, found.nursery_start)
+        is_accident = code < 0 or code == CRASHED
+        if is_accident and has_nursery and child.restarts < MAX_AGENT_RESTARTS:
+            child.restarts += 1
+            text = f"the agent of {child.name} {_how(code)}; its workers go on, restarting it"
+            self._screen.line("warning", text)
+            self._respawn(child)
+            return
+        child.is_gone = True
+        if found is not None:
+            processes.kill_session(found.nursery_pid, found.nursery_start)
+        if is_accident:
+            self._screen.line("warning", f"machine {child.name} is gone (its agent {_how(code)})")
+        elif code not in (exits.COMPLETED, exits.INTERRUPTED):
+            line = self._last_line(child.name)
+            self._screen.line("warning", f"machine {child.name} left with code {code}: {line}")
+
+    def _count_signal(self, number: int, _: types.FrameType | None) -> None:
+        self._stop_signals += 1
+
+    def _pass_signals(self) -> None:
+        if self._now_since is not None and time.monotonic() - self._now_since > STOP_NOW_LIMIT_S:
+            self._stop_signals = 3
+        if self._stops_sent >= min(self._stop_signals, 2) or self._client is None:
+            return
+        is_now = self._stop_signals >= 2
+        request = StopRequest(
+            request=f"signal-{self._stop_signals}", mode="now" if is_now else "boundary"
+        )
+        self._screen.line("decision", "stopping now" if is_now else "stopping at the next boundary")
+        if is_now:
+            self._now_since = time.monotonic()
+        try:
+            self._client.request(request)
+            self._stops_sent = 2 if is_now else 1
+        except TrainMoverError as error:
+            self._screen.line("warning", f"{error}; trying again")
+
+    def _refresh(self) -> None:
+        now = time.monotonic()
+        if now - self._console_at < CONSOLE_INTERVAL_S or self._client is None:
+            return
+        self._console_at = now
+        try:
+            news = self._client.get("console", after=self._console_seen)
+        except TrainMoverError:
+            return  # it is being restarted; the next pass says so
+        for line in news["lines"]:
+            self._console_seen = max(self._console_seen, line["sequence"])
+            self._screen.line(line["kind"], line["text"])
+        self._screen.progress(news["status"], news["last"])
+
+    # ---------------------------------------------------------------------------- end
+
+    def _verdict(self) -> int:
+        outcome = read_struct(self.directory.path / "outcome.json", OutcomeFile)
+        if outcome is None:
+            code = self._controller.process.returncode
+            return code if code > 0 else exits.START_FAILED
+        return outcome.code
+
+    def failure(self) -> FailureFile | None:
+        """The first exception of the script, if there was one."""
+        return read_struct(self.directory.path / "failure.json", FailureFile)
+
+    def outcome(self) -> OutcomeFile | None:
+        """How the job ended; None when it was killed."""
+        return read_struct(self.directory.path / "outcome.json", OutcomeFile)
+
+    def _end_all(self) -> None:
+        """Wait for agents that end by themselves, then end the rest; nothing is left behind."""
+        children = [*self._agents]
+        if hasattr(self, "_controller"):
+            children.append(self._controller)
+        limit_s = 0.0 if self._stop_signals >= 3 else END_LIMIT_S
+        has_outcome = (self.directory.path / "outcome.json").exists()
+        deadline = time.monotonic() + (limit_s if has_outcome else min(limit_s, 0.5))
+        while time.monotonic() < deadline and self._stop_signals < 3:
+            if all(child.process.poll() is not None for child in children):
+                break
+            time.sleep(POLL_S)
+        if self._client is not None:
+            self._client.close()
+        for child in children:
+            self._end_child(child)
+        for name in self._plan.machine_names:
+            found = processes.machine_of(self.directory, name)
+            if found is not None:
+                processes.kill_session(found.nursery_pid, found.nursery_start)
+                self.directory.machine_file(name).unlink(missing_ok=True)
+        self.directory.clear_runtime()
+
+    def _end_child(self, child: _Child) -> None:
+        process = child.process
+        if process.poll() is None:
+            processes.send(process.pid, signal.SIGKILL)
+        process.wait()
+        if process.stdin is not None:
+            process.stdin.close()
+
+
+def _how(code: int) -> str:
+    if code < 0:
+        return f"was ended by {signal.Signals(-code).name}"
+    return f"ended with code {code}"
