@@ -1,0 +1,1 @@
+"""Real processes with injected faults: scenarios, their runner, what restarting costs instead."""
