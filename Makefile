@@ -48,5 +48,5 @@ docs: $(STAMP)
 	@$(BIN)/python tools/render_docs.py
 
 clean:
-	rm -rf build dist runs .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf build dist runs demo-report .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find src tests tools examples -name __pycache__ -type d -prune -exec rm -rf {} +

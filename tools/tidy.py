@@ -40,7 +40,7 @@ TEXT_SUFFIXES = {
     ".js",
 }
 TEXT_NAMES = {"Makefile", "run", ".gitignore", "LICENSE"}
-SKIPPED_FOLDERS = {".git", ".venv", "build", "dist", "runs", "__pycache__", "node_modules"}
+SKIPPED_FOLDERS = {".git", ".venv", "build", "dist", "runs", "demo-report", "__pycache__", "node_modules"}
 TIMELESS_TESTS = ("tests/unit/", "tests/simulation/", "tests/policy/")
 BLOCKS = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith, ast.Try, ast.Match)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)

@@ -1,9 +1,7 @@
 """The pure decider of a job: who plays which rank, when to switch, and how to recover."""
 
 from trainmover.controller.config import Config, ForeignTimeouts, check_relations
-from trainmover.controller.invariants import violations
-from trainmover.controller.restart import initial_state
-from trainmover.controller.state import (
+from trainmover.controller.events import (
     AgentLinked,
     AgentUnlinked,
     Append,
@@ -13,12 +11,13 @@ from trainmover.controller.state import (
     FromAgent,
     FromOperator,
     PhaseReached,
-    State,
     Tick,
     ToAgent,
     ToOperator,
-    Transition,
 )
+from trainmover.controller.invariants import violations
+from trainmover.controller.restart import initial_state
+from trainmover.controller.state import State, Transition
 from trainmover.controller.status import StatusView, status
 from trainmover.controller.timers import next_deadline
 from trainmover.controller.transition import transition

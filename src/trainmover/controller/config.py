@@ -38,7 +38,7 @@ class Config:
     machine_wait_s: float = 60.0
     """How long a lost rank waits for a machine when no standby is left; then the job stops."""
     release_timeout_s: float = 10.0
-    """From a commit to the release of leavers where no first gate is heard of; then to their end."""
+    """From a commit to the release of leavers if no first gate is heard of; then to their end."""
     complete_timeout_s: float = 60.0
     """From the first finish gate to the end of all workers; code behind the loop runs in it."""
     stop_timeout_s: float = 8.0

@@ -6,8 +6,9 @@ Decides when the controller may go: when every agent's link has closed, or a tim
 from __future__ import annotations
 
 from trainmover.controller import lookup
+from trainmover.controller.events import EndJob
 from trainmover.controller.move import Move
-from trainmover.controller.state import Completing, Ended, Ending, EndJob
+from trainmover.controller.state import Completing, Ended, Ending
 from trainmover.protocol import exits
 from trainmover.protocol.journal import StoppedRecorded
 from trainmover.protocol.messages import OperatorReply, StopAgent

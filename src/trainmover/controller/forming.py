@@ -50,7 +50,8 @@ def _choose(move: Move, phase: Forming) -> None:
         move.enter(replace(phase, complete_since=since))
         return
     rest = [name for name in usable if name not in named]
-    active = tuple(sorted((named + rest)[:count], key=_order(config.machine_names)))
+    order = {name: place for place, name in enumerate(config.machine_names)}
+    active = tuple(sorted((named + rest)[:count], key=lambda name: order.get(name, len(order))))
     first = move.state.machines[active[0]]
     for name in active[1:]:
         unequal = lookup.difference(first.facts, move.state.machines[name].facts)
@@ -59,14 +60,6 @@ def _choose(move: Move, phase: Forming) -> None:
             ending.stop(move, exits.INCOMPATIBLE, text)
             return
     _begin(move, phase, active, first)
-
-
-def _order(names: tuple[str, ...]):  # type: ignore[no-untyped-def]
-    def key(name: str) -> tuple[int, tuple[tuple[int, str], ...]]:
-        place = names.index(name) if name in names else len(names)
-        return place, lookup.natural_order(name)
-
-    return key
 
 
 def _begin(move: Move, phase: Forming, active: tuple[str, ...], first: Machine) -> None:

@@ -1,7 +1,7 @@
 """What a loss means in each phase: of a member, a joiner, a standby, a machine, a connection.
 
-Decides between abort, incident, a further freeze and nothing at all. Evidence before verdict (C7): a
-silent machine is lost only while no gate passes and some other machine is heard.
+Decides between abort, incident, a further freeze and nothing at all. Evidence before verdict (C7):
+a silent machine is lost only while no gate passes and some other machine is heard.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def participant_lost(move: Move, name: str, evidence: str) -> None:
         case Training():
             if rank is not None:
                 recovery.open_incident(move, evidence, _culprit(move, rank, evidence))
-        case Preparing(plan=plan) | Flagged(plan=plan) | Switching(plan=plan):
+        case Preparing() | Flagged() | Switching():
             _lost_inside_plan(move, rank, name, evidence)
         case Freezing():
             if rank is not None:

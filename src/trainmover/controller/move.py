@@ -9,18 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from trainmover.controller.state import (
-    Append,
-    Command,
-    Machine,
-    Phase,
-    PhaseReached,
-    State,
-    ToAgent,
-    ToOperator,
-    Transition,
-    Worker,
-)
+from trainmover.controller.events import Append, Command, PhaseReached, ToAgent, ToOperator
+from trainmover.controller.state import Machine, Phase, State, Transition, Worker
 from trainmover.protocol.journal import AnyRecord
 from trainmover.protocol.messages import OperatorReply, ToAgentMessage, ToWorker, ToWorkerBody
 from trainmover.units import Instant, after, seconds

@@ -267,11 +267,11 @@ def on_statuses(move: Move, machine: str, statuses: tuple[WorkerStatus, ...]) ->
     seen = {status.incarnation: status for status in statuses}
     for status in statuses:
         _meet(move, machine, status)
-    vanished = []
+    vanished: list[str] = []
     for worker in lookup.workers_on(move.state, machine):
-        status = seen.get(worker.incarnation)
-        if status is not None:
-            _keep_status(move, worker, status)
+        latest = seen.get(worker.incarnation)
+        if latest is not None:
+            _keep_status(move, worker, latest)
         elif worker.status is not None and _is_missing(move, worker):
             vanished.append(worker.incarnation)
     return tuple(vanished)

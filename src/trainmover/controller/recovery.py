@@ -11,12 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-import msgspec
-
-from trainmover.controller import ending, incidents, lookup, plans, pool, seats, sources
+from trainmover.controller import agreement, ending, incidents, lookup, plans, pool, seats, sources
 from trainmover.controller.move import Move
 from trainmover.controller.state import (
-    START,
     Freezing,
     Gathering,
     Seat,
@@ -27,7 +24,6 @@ from trainmover.controller.state import (
 from trainmover.protocol import exits
 from trainmover.protocol.journal import AbortRecorded, Culprit, IncidentOpened
 from trainmover.protocol.messages import Edge, Freeze, Plan, Report
-from trainmover.topology import Member, Membership
 
 FREEZE_LIMIT = 30
 """Freezes at one step after which an incident is called endless."""
@@ -187,38 +183,22 @@ def can_report(move: Move, name: str) -> bool:
 # --------------------------------------------------------------------------- decision
 
 
-def stayers_of(move: Move, reports: Mapping[str, Report]) -> tuple[sources.Stayer, ...]:
-    """Members that have reported a usable state and still live."""
-    state = move.state
-    found = []
-    for member in lookup.members(state):
-        report = reports.get(member.incarnation)
-        worker = state.workers.get(member.incarnation)
-        if report is None or worker is None or worker.role != "member":
-            continue
-        machine = state.machines.get(worker.machine)
-        if report.broken_state or (machine is not None and machine.is_lost):
-            continue
-        identity = lookup.identity_of(state, member.rank)
-        found.append(sources.stayer(member.rank, report, state.generation, state.target, identity))
-    return tuple(found)
-
-
 def _decide(move: Move, phase: Freezing) -> None:
-    stayers = stayers_of(move, phase.reports)
+    stayers = agreement.stayers_of(move, phase.reports)
     if not stayers:
         _nobody_left(move, phase)
         return
-    agreement = sources.agree(stayers)
-    if agreement.contradiction:
-        ending.stop(move, exits.PROTOCOL_FAILED, agreement.contradiction)
+    agreed = sources.agree(stayers)
+    if agreed.contradiction:
+        ending.stop(move, exits.PROTOCOL_FAILED, agreed.contradiction)
         return
     staying = {each.rank for each in stayers}
     lost = tuple(m.rank for m in lookup.members(move.state) if m.rank not in staying)
     if not lost:
-        lost = _unconnectable(move, agreement.target.step)
-        if lost is None:
+        cover = _unconnectable(move, agreed.target.step)
+        if cover is None:
             return
+        lost = cover
     if _waits_for_holders(move, phase, stayers, lost):
         return
     incidents.note(move, "reported")
@@ -283,9 +263,9 @@ def _waits_for_holders(
     move: Move, phase: Freezing, stayers: tuple[sources.Stayer, ...], lost: tuple[int, ...]
 ) -> bool:
     """Stop if a lost rank has no source; wait while a standby may still hold what is missing."""
-    if is_fresh_start(move, phase.reports, lost):
+    if agreement.is_fresh_start(move, phase.reports, lost):
         return False
-    missing = restoration(move, phase.reports, stayers, lost).missing
+    missing = agreement.restoration(move, phase.reports, stayers, lost).missing
     if not missing:
         return False
     silent = [w for w in lookup.standbys(move.state) if w.incarnation not in phase.reports]
@@ -293,38 +273,6 @@ def _waits_for_holders(
         return True
     ending.stop(move, exits.CANNOT_RESTORE, "; ".join(missing))
     return True
-
-
-def restoration(
-    move: Move,
-    reports: Mapping[str, Report],
-    stayers: tuple[sources.Stayer, ...],
-    lost: tuple[int, ...],
-) -> sources.Restoration:
-    """Sources for `lost` at the version that `stayers` agree on."""
-    living = move.state.workers
-    holders = tuple(
-        reports[name]
-        for name in sorted(reports, key=lookup.natural_order)
-        if name in living and living[name].role in {"member", "standby"}
-    )
-    wanted = {rank: lookup.identity_of(move.state, rank) for rank in lost}
-    return sources.choose(wanted, stayers, holders, sources.agree(stayers).target)
-
-
-def is_fresh_start(move: Move, reports: Mapping[str, Report], lost: tuple[int, ...]) -> bool:
-    """Whether nobody has state worth keeping, or nobody could restore a rank before step 1.
-
-    Nothing is lost by entering `main` anew at step 0: it gives the same numbers again.
-    """
-    stayers = stayers_of(move, reports)
-    if not stayers:
-        return True
-    if sources.agree(stayers).target.step > 0:
-        return False
-    if any(each.report.is_building for each in stayers):
-        return True
-    return bool(restoration(move, reports, stayers, lost).missing)
 
 
 # --------------------------------------------------------------------------- joiners and plan
@@ -363,15 +311,15 @@ def _blame_rank(move: Move, rank: int, evidence: str) -> None:
 
 def gather_again(move: Move, phase: Gathering) -> None:
     """A member was lost or found while joiners are awaited: the same freeze, other seats."""
-    stayers = stayers_of(move, phase.reports)
+    stayers = agreement.stayers_of(move, phase.reports)
     freezing = Freezing(number=phase.number, reports=phase.reports, deadline=move.now)
     if not stayers:
         move.enter(freezing)
         _nobody_left(move, freezing)
         return
-    agreement = sources.agree(stayers)
-    if agreement.contradiction:
-        ending.stop(move, exits.PROTOCOL_FAILED, agreement.contradiction)
+    agreed = sources.agree(stayers)
+    if agreed.contradiction:
+        ending.stop(move, exits.PROTOCOL_FAILED, agreed.contradiction)
         return
     staying = {each.rank for each in stayers}
     lost = tuple(m.rank for m in lookup.members(move.state) if m.rank not in staying)
@@ -386,7 +334,7 @@ def advance(move: Move) -> None:
     if not isinstance(phase, Gathering):
         return
     lost = tuple(seat.rank for seat in phase.seats)
-    is_fresh = is_fresh_start(move, phase.reports, lost)
+    is_fresh = agreement.is_fresh_start(move, phase.reports, lost)
     seats.fill(move, is_fresh)
     phase = move.state.phase
     if isinstance(phase, Gathering) and seats.are_taken(move, phase, is_fresh):
@@ -399,61 +347,14 @@ def _issue(move: Move, phase: Gathering, is_fresh: bool) -> None:
     if joining:
         move.reached("joiner_chosen", number)
         incidents.note(move, "joiner_ready")
-    plan = _plan(move, phase, is_fresh)
-    if plan is None:
+    plan = agreement.build(move, phase, is_fresh)
+    if isinstance(plan, agreement.Impossible):
+        ending.stop(move, plan.code, plan.reason)
         return
     move.reached("decided", number)
     move.reached("source_chosen", number)
     incidents.note(move, "decided")
     plans.issue(move, plan)
-
-
-def _plan(move: Move, phase: Gathering, is_fresh: bool) -> Plan | None:
-    state = move.state
-    joining = {seat.rank: seat.incarnation for seat in phase.seats}
-    lost = tuple(sorted(joining))
-    stayers = stayers_of(move, phase.reports)
-    members = tuple(
-        _member_of(move.state.workers[joining[m.rank]], m.rank) if m.rank in joining else m
-        for m in lookup.members(state)
-    )
-    plan = Plan(
-        number=phase.number,
-        kind="unplanned",
-        base_generation=state.generation,
-        target=START,
-        membership=Membership(generation=phase.number, members=members),
-        leavers=tuple(lookup.members(state)[rank].incarnation for rank in lost),
-        joiners=tuple(joining[rank] for rank in lost),
-        is_fresh_start=is_fresh,
-        reason=state.incident.reason if state.incident is not None else "",
-    )
-    if is_fresh:
-        return plan
-    agreement = sources.agree(stayers)
-    found = restoration(move, phase.reports, stayers, lost)
-    if agreement.contradiction or found.missing:
-        text = agreement.contradiction or "; ".join(found.missing)
-        code = exits.PROTOCOL_FAILED if agreement.contradiction else exits.CANNOT_RESTORE
-        ending.stop(move, code, text)
-        return None
-    return msgspec.structs.replace(
-        plan,
-        target=agreement.target,
-        sources=found.sources,
-        result=agreement.result,
-        attempts=max(each.report.attempts for each in stayers),
-    )
-
-
-def _member_of(worker: Worker, rank: int) -> Member:
-    return Member(
-        rank=rank,
-        incarnation=worker.incarnation,
-        machine=worker.machine,
-        host=worker.host,
-        port=worker.port,
-    )
 
 
 def _list(ranks: tuple[int, ...]) -> str:

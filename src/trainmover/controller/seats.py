@@ -1,7 +1,7 @@
 """Who takes a lost rank: respawned in place, a ready standby, or a machine still to come.
 
-Decides the rung per rank and bounds every wait (P5). Upholds C94: a machine whose worker ended keeps
-its rank while its agent lives, and the standby stays untouched; P1: a rank keeps its local rank.
+Decides the rung per rank and bounds every wait (P5). Upholds C94: a machine whose worker ended
+keeps its rank while its agent lives, and the standby stays untouched; P1: a rank keeps its local rank.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def _machines_lost(move: Move, open_seats: list[Seat]) -> tuple[str, ...]:
 
 
 def _match(move: Move, ranks: list[int], given: dict[int, str], is_fresh: bool) -> dict[int, str]:
-    """Standbys for the ranks of one lost machine: together on one machine where that is possible."""
+    """Standbys for the ranks of one lost machine: together on one machine if possible."""
     free = [w for w in candidates(move, is_fresh) if w.incarnation not in given.values()]
     machines = tuple(dict.fromkeys(worker.machine for worker in free))
     best: dict[int, str] = {}

@@ -21,21 +21,23 @@ from trainmover.controller import (
     switchover,
     timers,
 )
-from trainmover.controller.move import Move
-from trainmover.controller.state import (
+from trainmover.controller.events import (
     AgentLinked,
     AgentUnlinked,
-    Ended,
-    Ending,
     Event,
-    Flagged,
     FromAgent,
     FromOperator,
+    Tick,
+)
+from trainmover.controller.move import Move
+from trainmover.controller.state import (
+    Ended,
+    Ending,
+    Flagged,
     Machine,
     Preparing,
     State,
     Switching,
-    Tick,
     Training,
     Transition,
     Worker,
@@ -256,8 +258,7 @@ def _on_numbered(
     move: Move, worker: Worker, body: AtBoundary | PhaseOneReady | PhaseOneFailed | Done | Lost
 ) -> None:
     phase = move.state.phase
-    is_open = isinstance(phase, Preparing | Flagged | Switching)
-    if not is_open or phase.plan.number != body.number:
+    if not isinstance(phase, Preparing | Flagged | Switching) or phase.plan.number != body.number:
         _answer_closed(move, worker, body.number)
         return
     match body:

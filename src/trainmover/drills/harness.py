@@ -179,7 +179,7 @@ class RunningJob:
 
     def wait_until_done(self, timeout_s: float | None = None) -> JobResult:
         """Until the command has ended by itself."""
-        limit_s = timeout_s if timeout_s is not None else self._time_left()
+        limit_s = timeout_s if timeout_s is not None else self.time_left()
         deadline = time.monotonic() + limit_s
         while self.code is None:
             if time.monotonic() > deadline:
@@ -242,7 +242,7 @@ class RunningJob:
         status = self.status() or {}
         return [
             MemberView(rank=m["rank"], machine=m["machine"], incarnation=m["incarnation"])
-            for m in status.get("members", ())
+            for m in status.get("ranks", ())
         ]
 
     def member(self, rank: int) -> MemberView:
@@ -253,9 +253,14 @@ class RunningJob:
         raise DrillFailed(f"nobody plays rank {rank}; {self.tail()}")
 
     def ready_standbys(self) -> list[str]:
-        """Machines with a standby that can take over at once."""
+        """Machines all of whose workers are standbys that can take over at once."""
         standbys = (self.status() or {}).get("standbys", ())
-        return [standby["machine"] for standby in standbys if standby["is_ready"]]
+        counts: dict[str, int] = {}
+        for standby in standbys:
+            if standby["is_ready"]:
+                counts[standby["machine"]] = counts.get(standby["machine"], 0) + 1
+        wanted = self.request.workers_per_machine
+        return [machine for machine, count in counts.items() if count >= wanted]
 
     def operator(self) -> OperatorClient:
         """A session with the controller. Raises TransportError while there is none."""
@@ -268,11 +273,20 @@ class RunningJob:
             self._address = (found.host, found.port)
         return self._client
 
+    def controller_pid(self) -> int:
+        """Pid of the controller that has listened last; 0 before the first."""
+        found = read_struct(self.directory.path / "controller.json", ControllerFile)
+        return 0 if found is None else found.pid
+
+    def struck(self) -> list[str]:
+        """Injection rules that have fired so far."""
+        return sorted(path.name for path in (self.folder / "faults").iterdir())
+
     # ------------------------------------------------------------------ waiting
 
     def wait_for(self, claim: Callable[[], T | None], what: str, timeout_s: float = 60.0) -> T:
         """First truthy value of `claim`. Raises DrillFailed when the job ends or time is up."""
-        deadline = time.monotonic() + min(timeout_s, self._time_left())
+        deadline = time.monotonic() + min(timeout_s, self.time_left())
         while True:
             value = claim()
             if value:
@@ -312,7 +326,8 @@ class RunningJob:
         """End of what the command printed, for messages."""
         return f"its output ends:\n{victims.last_lines(self.output_path, 25)}"
 
-    def _time_left(self) -> float:
+    def time_left(self) -> float:
+        """Seconds until the run's limit."""
         return max(0.0, self._started_s + self.request.limit_s - time.monotonic())
 
     # ------------------------------------------------------------------ acting

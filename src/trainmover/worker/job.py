@@ -13,6 +13,7 @@ import torch
 
 from trainmover.errors import ScriptError, TrackError
 from trainmover.worker.batches import Batches
+from trainmover.worker.hand_made import hand_made_state, load_hand_made
 from trainmover.worker.scan import find_untracked
 from trainmover.worker.shadow import Keeper
 from trainmover.worker.step import Step
@@ -236,7 +237,7 @@ class Job:
         stepper = self._stepper
         for batches in stepper.batches:
             if batches.handed_out == 0 and batches.epoch == 0:
-                stepper.finding(
+                stepper.logbook.finding(
                     "unused-batches",
                     "step 0 took no batch from job.batches(); an interrupted step would read on",
                 )
@@ -245,7 +246,7 @@ class Job:
         known = [*self._tracked.values(), *stepper.batches]
         known += [batches.source for batches in stepper.batches]
         for found in find_untracked(known, self._ignored):
-            stepper.finding("untracked", found.message)
+            stepper.logbook.finding("untracked", found.message)
 
     def _finish_early(self, step: Step, total: int) -> None:
         """The script left the loop (`break`): all ranks must leave at the same step."""
@@ -296,13 +297,13 @@ class Job:
 
     def state_dict(self) -> dict[str, Any]:
         """State of all tracked objects and loaders of this rank, for hand-made checkpoints."""
-        return self._stepper.hand_made_state()
+        return hand_made_state(self._stepper)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Put back what `state_dict` gave; call it before the first step."""
         if self._has_steps:
             raise ScriptError("job.load_state_dict() was called after the first step")
-        self._stepper.load_hand_made(state)
+        load_hand_made(self._stepper, state)
 
 
 def _never_entered(index: int) -> str:

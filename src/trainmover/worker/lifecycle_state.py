@@ -43,7 +43,7 @@ class LifecycleConfig:
     the last step's time where that is more."""
     build_timeout_s: float = 1800.0
     """Longest way of `main` to its first boundary."""
-    controller_timeout_s: float = 120.0
+    controller_timeout_s: float = 240.0
     """Longest wait without a word from the controller where only it can decide (W15)."""
     resend_interval_s: float = 1.0
     """Unanswered messages are repeated after this."""

@@ -100,7 +100,7 @@ class Metrics:
         for step, name, value in self._ridden:
             by_step.setdefault(step, {})[name] = value
         self._ridden = []
-        self._stepper.tell_reduced(by_step)
+        self._stepper.logbook.tell_reduced(by_step)
 
 
 def _base(reduce: str) -> str:

@@ -19,25 +19,24 @@ from typing import Any
 
 from trainmover.communicator.communicator import Communicator
 from trainmover.communicator.engine import Engine, Timer
-from trainmover.communicator.settings import ChannelCount as SwappedChannels
 from trainmover.communicator.settings import ChannelIdentity, CommunicatorConfig, Mode
 from trainmover.edges.faults import reached
 from trainmover.edges.probes import machine_facts
-from trainmover.errors import CollectiveMismatch, RemoteProtocolError
 from trainmover.protocol import exits
-from trainmover.protocol.messages import ChannelCount, Edge, Finding, Mark, Message, Plan
+from trainmover.protocol.messages import Edge, Finding, Mark, Message, Plan
 from trainmover.protocol.nursery import ForkRequest
 from trainmover.protocol.progress_page import PAGE_BYTES, ProgressPage
 from trainmover.topology import Membership
 from trainmover.topology.membership import backups_of
 from trainmover.units import Instant
 from trainmover.worker import events, lifecycle, orders
+from trainmover.worker.channel_events import ChannelEvents
 from trainmover.worker.config import WorkerConfig, read_settings
 from trainmover.worker.cut_over import CutOverRun
 from trainmover.worker.exchange import Exchange
 from trainmover.worker.link import AgentLink
 from trainmover.worker.output import redirect
-from trainmover.worker.personal import PERSONAL, BackupStore, Personal, decode, encode
+from trainmover.worker.personal import PERSONAL, BackupStore, Personal, encode
 from trainmover.worker.rank_reads import RankReads, watch_environment
 from trainmover.worker.sequence import SequenceWatch
 from trainmover.worker.stepper import Stepper
@@ -65,7 +64,7 @@ class Runtime:
                 job=request.spec.job, incarnation=request.incarnation, machine=request.machine
             ),
             request.secret,
-            self,
+            ChannelEvents(self),
             read_settings(CommunicatorConfig, "communicator", settings),
             bind_host=request.host,
         )
@@ -83,7 +82,7 @@ class Runtime:
         self.phase_one: CutOverRun | None = None
         self.exchange = Exchange(self)
         self.pending_entry: orders.RunMain | None = None
-        self._page = self._open_page(request.progress_path)
+        self.page = self._open_page(request.progress_path)
         self._marks: list[Mark] = []
         self._events: deque[Any] = deque()
         self._is_dispatching = False
@@ -136,7 +135,7 @@ class Runtime:
         self.communicator.observer = self.watch.observe
         self.communicator.on_rank_read = self.reads.note
         self.watch.is_running_out = lambda: self.is_running_out
-        self.watch.on_call = self._page.write_collective
+        self.watch.on_call = self.page.write_collective
         self.engine.start()
         host, port = self.communicator.address
         started = events.Started(host=host, port=port, pid=os.getpid())
@@ -193,7 +192,7 @@ class Runtime:
                 self._mark_flag(command)
                 self.communicator.gate_contribute(command.step, command.kind, command.flags)
             case events.ApplyGate():
-                self._page.write(gate=command.step)
+                self.page.write(gate=command.step)
                 self.orders.give(
                     orders.Apply(step=command.step, kind=command.kind, vector=command.vector)
                 )
@@ -275,7 +274,7 @@ class Runtime:
             rank = run.rank
             assert rank is not None
             redirect(self.request.spec.log_directory, command.number, rank)
-            self._page.write(generation=command.number)
+            self.page.write(generation=command.number)
         self.exchange.close_serving(command.number)
 
     def _abort(self, command: events.AbortGeneration) -> None:
@@ -301,103 +300,6 @@ class Runtime:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-
-    # ------------------------------------------------------------------ communicator's events
-
-    def channel_broken(self, generation: int, peer: str, reason: str) -> None:
-        """A channel of the current generation ended."""
-        edge = Edge(peer=peer, reason=reason)
-        self.dispatch(events.ChannelBroken(generation=generation, edge=edge))
-
-    def poisoned(self, generation: int, peer: str, edges: tuple[tuple[str, str], ...]) -> None:
-        """A peer has marked the generation broken.
-
-        The failed edges are told to the controller by their own ends: repeated by others they
-        would look like edges of those (a cut between two must not look like one dead rank).
-        """
-        self.dispatch(events.Poisoned(generation=generation, peer=peer))
-
-    def gate_completed(self, generation: int, step: int, kind: int, flags: tuple[int, ...]) -> None:
-        """All rounds are in.
-
-        W5: a process that was stopped finds the frames of its last gate in its own buffers when it
-        wakes up; its agent has fenced it by then, and the gate passes for nobody.
-        """
-        if self._page.fence_generation not in (0, generation):
-            return
-        self.dispatch(
-            events.GateCompleted(generation=generation, step=step, kind=kind, vector=flags)
-        )
-
-    def gate_mismatch(self, generation: int, step: int, detail: str) -> None:
-        """Ranks are at different kinds of gate: loops of unequal length, or other names."""
-        self._script_fault(
-            f"gate {step} of generation {generation}: {detail}. Every rank must run the same "
-            "number of steps and track the same objects; to end early, leave the loop at the same "
-            "step on all ranks (agree on it before)."
-        )
-
-    def mismatch(self, error: CollectiveMismatch) -> None:
-        """Ranks called different collectives."""
-        self._script_fault(str(error))
-
-    def _script_fault(self, text: str) -> None:
-        stepper = self.stepper
-        self.dispatch(
-            events.MainFailed(
-                rank=stepper.rank if stepper is not None else -1,
-                step=stepper.step_index if stepper is not None else 0,
-                text=text,
-                error=text,
-                was_running_out=self.is_running_out,
-                is_machine_caused=False,
-            )
-        )
-
-    def control(
-        self, from_rank: int, kind: int, generation: int, step: int, payload: bytes
-    ) -> None:
-        """A small message of a peer: personal state."""
-        if kind != PERSONAL:
-            raise RemoteProtocolError(f"rank {from_rank} sent a control frame of kind {kind}")
-        held = self.store.put(decode(payload))
-        self.dispatch(events.PersonalReceived(held=held))
-        if self.cut is not None:
-            self.cut.personal_received(generation)
-
-    def next_generation_frame(self, generation: int) -> None:
-        """A peer runs in the next generation already."""
-        self.dispatch(events.NextGenerationFrame(generation=generation))
-
-    def prepared(self, generation: int) -> None:
-        """Channels of a phase one are open."""
-        for run in (self.phase_one, self.cut):
-            if run is not None and run.plan.number == generation:
-                run.channels_prepared()
-
-    def prepare_failed(self, generation: int, peer: str, reason: str) -> None:
-        """A channel could not be opened."""
-        for run in (self.phase_one, self.cut):
-            if run is not None and run.plan.number == generation:
-                run.failed(Edge(peer=peer, reason=reason))
-
-    def cut_over_done(self, generation: int, channels: SwappedChannels) -> None:
-        """Channels are swapped."""
-        if self.cut is not None and self.cut.plan.number == generation:
-            self.cut.channels_swapped(
-                ChannelCount(
-                    inherited=channels.inherited, opened=channels.opened, closed=channels.closed
-                )
-            )
-
-    def cut_over_failed(self, generation: int, peer: str, reason: str) -> None:
-        """A MARK did not come."""
-        if self.cut is not None and self.cut.plan.number == generation:
-            self.cut.failed(Edge(peer=peer, reason=reason))
-
-    def stream_accepted(self, purpose: str, generation: int, peer: str, stream: Any) -> None:
-        """A joiner asks for state."""
-        self.exchange.serve(purpose, generation, peer, stream)
 
     # ------------------------------------------------------------------ host of the main thread
 
@@ -471,9 +373,9 @@ class Runtime:
     def note(self, phase: str, step: int, collective: str = "") -> None:
         """Progress page."""
         attempts = self.stepper.attempts if self.stepper is not None else 0
-        self._page.write(step=step, phase=phase, attempts=attempts)
+        self.page.write(step=step, phase=phase, attempts=attempts)
         if collective:
-            self._page.write_collective(collective)
+            self.page.write_collective(collective)
 
     def mark(self, name: str) -> None:
         """For the incident report; on this process's monotonic clock."""

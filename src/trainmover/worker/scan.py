@@ -159,7 +159,9 @@ def _candidates(known: _Known) -> list[tuple[str, Any]]:
 
 
 def _kind_of(kind: type) -> str:
-    if str(getattr(kind, "__module__", "")).startswith(("torch.fx", "torch._", "torch.distributed.fsdp")):
+    if str(getattr(kind, "__module__", "")).startswith(
+        ("torch.fx", "torch._", "torch.distributed.fsdp")
+    ):
         return ""
     return next((name for name, known in _KINDS if issubclass(kind, known)), "")
 

@@ -103,7 +103,7 @@ class Step:
         if self._stepper.is_shadow:
             return
         self._metrics.commit()
-        self._stepper.tell_log(self.index)
+        self._stepper.logbook.commit(self.index)
         after, self._after = self._after, []
         for fn in after:
             fn()
@@ -190,7 +190,7 @@ class Step:
         passes, so it is told even if rank 0 is lost right behind it.
         """
         if reduce is None:
-            self._stepper.log(values)
+            self._stepper.logbook.log(values)
         else:
             self._metrics.add(self.index, reduce, values)
 
@@ -198,7 +198,7 @@ class Step:
 def _run_out_failed(stepper: Stepper, error: BaseException) -> None:
     """The script raised on invented values: this process can't go on, another takes its rank."""
     text = f"{type(error).__name__}: {error}"
-    stepper.finding("run-out", f"raised while running out, not the script's fault: {text}")
+    stepper.logbook.finding("run-out", f"raised while running out, not the script's fault: {text}")
     stepper.host.post(RunOutFailed(reason=text))
     while True:
         order = stepper.host.orders.take()

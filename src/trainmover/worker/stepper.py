@@ -9,24 +9,23 @@ Invariants: I1 (a tainted attempt never asks for the gate), I9 (a joiner's parts
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
-import torch
-
-from trainmover.errors import ScriptError, StateMismatch, TrackError, TransportError
+from trainmover.errors import ScriptError, TrackError
 from trainmover.protocol import exits, flags
-from trainmover.protocol.messages import Edge, Finding, Plan, StepLogged, Version
+from trainmover.protocol.messages import Plan, Version
 from trainmover.state.inventory import Inventory
-from trainmover.state.rng import capture_rng, restore_rng
-from trainmover.state.transfer import receive_state
+from trainmover.state.rng import restore_rng
 from trainmover.state.undo import UndoSet
 from trainmover.worker import orders
 from trainmover.worker.batches import Batches
 from trainmover.worker.events import BoundaryReached, GateRequested
 from trainmover.worker.host import Host
+from trainmover.worker.logbook import Logbook
 from trainmover.worker.metrics import Metrics
+from trainmover.worker.own_leaves import OwnLeaves, differs
 from trainmover.worker.personal import Personal
+from trainmover.worker.roles import Roles
 from trainmover.worker.sequence import SequenceWatch
 from trainmover.worker.unwinding import Halted, Left, Reentered, StepUndone
 
@@ -52,12 +51,11 @@ class Stepper:
         self.inventory = Inventory({})
         self.batches: list[Batches] = []
         self.undo_set: UndoSet | None = None
-        self.own_names: frozenset[str] | None = None
-        self.is_tail_mutating = False
+        self.own = OwnLeaves(self)
         self.gate_personal: Personal | None = None
         self.boundary_personal: Personal | None = None
-        self.logged: dict[str, str] = {}
-        self.logged_after: dict[str, str] = {}
+        self.logbook = Logbook(self)
+        self.roles = Roles(self)
         self.tail_digest: int | None = None
         self.broken_state = ""
         self.bulk_digest = 0
@@ -85,41 +83,6 @@ class Stepper:
         for optimizer in self.inventory.optimizers:
             install(optimizer, self)
 
-    # ------------------------------------------------------------------ personal state
-
-    def _capture_personal(self, step: int, lineage: int, is_final: bool) -> Personal:
-        names = self.inventory.small_names if self.own_names is None else sorted(self.own_names)
-        return Personal(
-            owner_rank=self.rank,
-            version=Version(step=step, lineage=lineage),
-            is_final=is_final,
-            rng=capture_rng(),
-            batches=self._positions(),
-            smalls=tuple((name, self.inventory.small_bytes(name)) for name in names),
-            logged=tuple(sorted(self.logged.items())),
-            step_index=self.step_index,
-            parts_done=self.parts_done,
-            metrics=self.metrics.pending(at_gate=self.phase == "gate"),
-        )
-
-    def _positions(self) -> tuple[bytes, ...]:
-        """Where the loaders stand; inside a step of several parts, where they stood at its top."""
-        if self.parts_done:
-            return self.top_batches
-        return tuple(batches.position() for batches in self.batches)
-
-    def _next_place(self, part: str) -> tuple[int, tuple[str, ...]]:
-        """(step index, parts done) behind the gate of `part`."""
-        if not part:
-            return self.step_index + 1, ()
-        done = (*self.parts_done, part)
-        if self.part_names is not None and done == self.part_names:
-            return self.step_index + 1, ()
-        return self.step_index, done
-
-    def _small_digests(self) -> tuple[int, ...]:
-        return tuple(self.inventory.small_digest(name) for name in self.inventory.small_names)
-
     # ------------------------------------------------------------------ boundary
 
     def boundary(self) -> None:
@@ -129,12 +92,13 @@ class Stepper:
         """
         if self.settling is not None:
             plan, self.settling = self.settling, None
-            self._rearm()
-            if self._settle(plan):
+            self.rearm()
+            if self.roles.settle(plan):
+                self._begin_attempt()
                 return
         else:
             self._end_tail()
-            self._rearm()
+            self.rearm()
             self._post_boundary()
         self._park()
         self._begin_attempt()
@@ -156,18 +120,18 @@ class Stepper:
             )
         )
 
-    def _rearm(self) -> None:
+    def rearm(self) -> None:
         """Capture what an undo puts back and what a joiner needs as our own leaves."""
         self.phase = "boundary"
         if self.undo_set is None:
             self.undo_set = UndoSet(self.inventory, self.batches)
         self.undo_set.capture()
         if not self.parts_done:
-            self.top_batches = self._positions()
-        here = self._capture_personal(self.version.step, self.version.lineage, True)
+            self.top_batches = self.own.positions()
+        here = self.own.capture(self.version.step, self.version.lineage, True)
         at_gate = self.gate_personal
-        if at_gate is not None and not self.is_shadow and _differs(at_gate, here):
-            self._note_tail_mutation(at_gate, here)
+        if at_gate is not None and not self.is_shadow and differs(at_gate, here):
+            self.own.note_tail_mutation(at_gate, here)
             self.host.send_personal(here)
         if at_gate is None and self.attempts == 0 and not self.is_shadow:
             # A loss before the first gate must not cost a fresh start.
@@ -175,28 +139,11 @@ class Stepper:
         self.gate_personal = None
         self.boundary_personal = here
 
-    def _note_tail_mutation(self, at_gate: Personal, here: Personal) -> None:
-        if self.is_tail_mutating:
-            return
-        self.is_tail_mutating = True
-        what = "random generators" if at_gate.rng != here.rng else "loader position"
-        if at_gate.rng == here.rng and at_gate.batches == here.batches:
-            before = dict(at_gate.smalls)
-            names = [name for name, data in here.smalls if before.get(name) != data]
-            what = ", ".join(names) or "position in the step"
-        self.finding(
-            "tail-mutation",
-            f"step {self.step_index - 1}: {what} changed after optimizer.step(); the copy that "
-            "peers hold is renewed at each boundary, and a loss in between can't be repaired "
-            "from it. Move it in front of optimizer.step() where you can.",
-        )
-
     def _begin_attempt(self) -> None:
         self.attempts += 1
         self.phase = "running"
         self.broken_state = ""
-        self.logged = {}
-        self.logged_after = {}
+        self.logbook.begin()
         self.tail_digest = None
         self.watch.begin()
         self.host.note("running", self.version.step)
@@ -209,50 +156,11 @@ class Stepper:
 
     def park_standby(self) -> None:
         """Built and put back: tell it (unless a plan is waiting already) and wait for a rank."""
-        self._rearm()
+        self.rearm()
         if not self.entry.is_adoption:
             self._post_boundary()
         self._park()
         self._begin_attempt()
-
-    def hand_made_state(self) -> dict[str, Any]:
-        """Everything `_capture_personal` and the inventory hold, as plain dict of tensors."""
-        return {
-            "step": self.step_index,
-            "bulk": {name: tensor.detach().clone() for name, tensor in self.inventory.bulk()},
-            "small": {
-                name: self.inventory.small_bytes(name) for name in self.inventory.small_names
-            },
-            "batches": [batches.position() for batches in self.batches],
-            "rng": capture_rng(),
-        }
-
-    def load_hand_made(self, state: Mapping[str, Any]) -> None:
-        """Inverse of `hand_made_state`, on a rank that has just built its objects."""
-        self._load_bulk(state["bulk"])
-        for name, data in state["small"].items():
-            self.inventory.load_small(name, data)
-        for batches, position in zip(self.batches, state["batches"], strict=True):
-            batches.restore(position)
-        restore_rng(state["rng"])
-        self.step_index = int(state["step"])
-
-    def _load_bulk(self, saved: Mapping[str, torch.Tensor]) -> None:
-        live = dict(self.inventory.bulk())
-        missing = sorted(set(live) ^ set(saved))
-        if missing:
-            raise StateMismatch(
-                f"job.load_state_dict(): expected the names this job tracks; differing: {missing[0]}"
-                f" and {len(missing) - 1} more"
-            )
-        with torch.no_grad():
-            for name, tensor in live.items():
-                if tensor.shape != saved[name].shape or tensor.dtype != saved[name].dtype:
-                    raise StateMismatch(
-                        f"job.load_state_dict(): {name} is {tuple(tensor.shape)} {tensor.dtype}, "
-                        f"saved was {tuple(saved[name].shape)} {saved[name].dtype}"
-                    )
-                tensor.copy_(saved[name])
 
     def _park(self) -> None:
         """Carry out orders at a boundary until one of them lets the step run."""
@@ -267,11 +175,11 @@ class Stepper:
                         )
                     return
                 case orders.Adopt():
-                    self._adopt(order.plan)
+                    self.roles.adopt(order.plan)
                 case orders.Receive():
-                    self._receive(order.plan)
+                    self.roles.receive(order.plan)
                 case orders.Settle():
-                    if self._settle(order.plan):
+                    if self.roles.settle(order.plan):
                         return
                 case orders.Finish():
                     raise Halted(exits.STOPPED_BY_OPERATOR, "stopped at a boundary")
@@ -306,15 +214,15 @@ class Stepper:
             self.phase = "tail"
             return
         self.metrics.ride()
-        if self.host.is_tainted:
+        if self.host.is_tainted or self.settling is not None:
             raise StepUndone
         self.phase = "gate"
         self.host.note("gate", self.version.step)
         before = (self.step_index, self.parts_done)
-        self.step_index, self.parts_done = self._next_place(part)
+        self.step_index, self.parts_done = self.own.next_place(part)
         try:
-            personal = self._capture_personal(
-                self.version.step + 1, self.host.generation, not self.is_tail_mutating
+            personal = self.own.capture(
+                self.version.step + 1, self.host.generation, not self.own.is_tail_mutating
             )
         finally:
             self.step_index, self.parts_done = before
@@ -324,7 +232,7 @@ class Stepper:
                 has_update=has_update,
                 has_no_update=not has_update,
                 names_digest=self.inventory.names_digest,
-                digests=self._small_digests(),
+                digests=self.own.small_digests(),
             )
         )
         self.host.post(GateRequested(step=self.version.step, kind=flags.STEP, flags=vector))
@@ -356,10 +264,10 @@ class Stepper:
             )
         equal = result.are_equal()
         names = self.inventory.small_names
-        self.own_names = frozenset(n for n, same in zip(names, equal, strict=True) if not same)
+        self.own.names = frozenset(n for n, same in zip(names, equal, strict=True) if not same)
         self.gate_personal = personal
         self.version = Version(step=self.version.step + 1, lineage=self.host.generation)
-        self.step_index, self.parts_done = self._next_place(part)
+        self.step_index, self.parts_done = self.own.next_place(part)
 
     def undo(self) -> None:
         """Put back everything the attempt has changed; back at the boundary of the same version."""
@@ -420,7 +328,7 @@ class Stepper:
             flags.GateFlags(
                 has_update=False,
                 names_digest=self.inventory.names_digest,
-                digests=self._small_digests(),
+                digests=self.own.small_digests(),
             )
         )
         self.host.post(GateRequested(step=self.version.step, kind=flags.FINISH, flags=vector))
@@ -432,7 +340,7 @@ class Stepper:
                 case orders.Undo():
                     raise StepUndone
                 case orders.Settle():
-                    self._settle(order.plan)
+                    self.roles.settle(order.plan)
                 case _:
                     self._unwind(order)
 
@@ -445,7 +353,7 @@ class Stepper:
 
     def _whole_digest(self) -> int:
         value = self.inventory.bulk_digest()
-        for digest in self._small_digests():
+        for digest in self.own.small_digests():
             value = (value * 1_000_003 + digest) & MASK
         return value
 
@@ -462,174 +370,10 @@ class Stepper:
                 "and state has changed since"
             )
         else:
-            self.finding(
+            self.logbook.finding(
                 "dropped",
                 f"step {self.step_index - 1}: a collective after optimizer.step() was cut short by "
                 f"a loss ({self.watch.last_invented}); its value is dropped, state is untouched. "
                 'Use step.log(..., reduce="mean") or put it in front of optimizer.step().',
             )
         self.host.clear_taint()
-
-    # ------------------------------------------------------------------ logs
-
-    def log(self, values: Mapping[str, Any]) -> None:
-        """Record values of the current step; told once when it is committed."""
-        target = self.logged if self.phase == "running" else self.logged_after
-        for name, value in values.items():
-            target[name] = _as_text(value)
-
-    def tell_log(self, step_index: int) -> None:
-        """Called by the step when it is committed and its block has ended."""
-        if self.is_shadow or self.rank != 0:
-            return
-        values = dict(self.logged)
-        if not self.host.is_tainted:
-            values.update(self.logged_after)
-        if values:
-            self._tell_logged(step_index, values)
-
-    def _tell_logged(self, step_index: int, values: Mapping[str, str]) -> None:
-        self.host.tell(
-            StepLogged(
-                incarnation=self.host.incarnation,
-                step=step_index,
-                lineage=self.version.lineage,
-                values=tuple(sorted(values.items())),
-            )
-        )
-
-    def tell_reduced(self, by_step: Mapping[int, Mapping[str, str]]) -> None:
-        """Reduced values of earlier steps, by the primary."""
-        if self.is_shadow or self.rank != 0:
-            return
-        for step_index, values in sorted(by_step.items()):
-            self._tell_logged(step_index, values)
-
-    def finding(self, kind: str, text: str) -> None:
-        """Tell the user something, once per kind and text (the supervisor removes repeats)."""
-        self.host.tell(
-            Finding(incarnation=self.host.incarnation, rank=self.rank, kind=kind, text=text)
-        )
-
-    # ------------------------------------------------------------------ switchover, on this thread
-
-    def _settle(self, plan: Plan) -> bool:
-        """Stayer or leaver at the target. True: run one more attempt out first (see Plan.attempts)."""
-        if self.attempts < plan.attempts and not self.watch.is_settled and self.host.is_running_out:
-            self.settling = plan
-            return True
-        if plan.kind == "unplanned" and plan.joiners and self.metrics.drop_late():
-            self.finding(
-                "dropped",
-                f"step {self.step_index - 1}: reduced values logged behind optimizer.step() are "
-                "dropped after a loss; log them in front of it to keep them",
-            )
-        self.bulk_digest = self.inventory.bulk_digest()
-        self.shared_digest = self._shared_digest()
-        self.host.settled(plan)
-        return False
-
-    def _shared_digest(self) -> int:
-        own = set(self.inventory.small_names) if self.own_names is None else self.own_names
-        value = 0
-        for name in self.inventory.small_names:
-            if name not in own:
-                value = (value * 1_000_003 + self.inventory.small_digest(name)) & MASK
-        return value
-
-    def _adopt(self, plan: Plan) -> None:
-        rank = plan.membership.rank_of(self.host.incarnation)
-        if rank is None:
-            raise Halted(exits.PROTOCOL_FAILED, f"plan {plan.number} does not name this worker")
-        is_too_warm = plan.kind == "unplanned" and plan.attempts < self.attempts
-        must_repeat = rank != self.rank and not self._can_play(rank)
-        if (is_too_warm or must_repeat) and not (self.entry.is_adoption and rank == self.rank):
-            # A rank can't be played by objects built for another; and stayers whose first steps
-            # are not behind them have other DDP buckets than a standby that ran several.
-            self.host.orders.give(orders.Adopt(plan))
-            raise Reentered(
-                orders.RunMain(
-                    rank=rank,
-                    world_size=self.world_size,
-                    is_loopback=True,
-                    attempts=plan.attempts if is_too_warm else -1,
-                    is_adoption=True,
-                )
-            )
-        how = "as_built" if rank == self.entry.rank else "in_place"
-        if self.entry.is_adoption:
-            how = "reentered"
-        for batches in self.batches:
-            batches.set_rank(rank)
-        self.rank = rank
-        self.host.set_rank(rank)
-        self.host.adopted(plan, how)
-
-    def _can_play(self, rank: int) -> bool:
-        if self.host.rank_readers():
-            return False
-        return all(batches.set_rank(rank) for batches in self.batches)
-
-    def _receive(self, plan: Plan) -> None:
-        def receive(stream: Any, progress: Callable[[float], None]) -> int:
-            return receive_state(stream, self.inventory, progress=progress).bytes
-
-        source = next(source for source in plan.sources if source.rank == self.rank)
-        peer = source.bulk_from
-        try:
-            amount = self.host.fetch_state(plan, self.rank, receive)
-            peer = source.own_from
-            personal = self.host.fetch_personal(plan, self.rank)
-        except (TransportError, StateMismatch) as error:
-            # Half-loaded state does no harm: the next plan loads all of it again.
-            self.host.failed(plan, Edge(peer=peer, reason=str(error)))
-            return
-        if personal.version.step != plan.target.step:
-            text = f"personal state at version {plan.target.step}, got {personal.version.step}"
-            self.host.failed(plan, Edge(peer=peer, reason=f"expected {text}"))
-            return
-        self._put_personal(personal, plan)
-        self.host.received(plan, amount)
-
-    def _put_personal(self, personal: Personal, plan: Plan) -> None:
-        names = frozenset(name for name, _ in personal.smalls)
-        self.own_names = names if plan.target.step > 0 else None
-        for name, data in personal.smalls:
-            self.inventory.load_small(name, data)
-        for batches, position in zip(self.batches, personal.batches, strict=True):
-            batches.restore(position)
-        restore_rng(personal.rng)
-        self.metrics.put(personal.metrics)
-        self.version = plan.target
-        self.step_index = personal.step_index
-        self.parts_done = personal.parts_done
-        self.rng_for_part = personal.rng if personal.parts_done else None
-        self.is_shadow = False
-        self.gate_personal = None
-        if self.rank == 0 and personal.logged:
-            # The lost primary may have passed the gate and died before telling its log line.
-            self._tell_logged(self.step_index - 1, dict(personal.logged))
-        self.logged = dict(personal.logged)
-        self._rearm()
-        self.bulk_digest = self.inventory.bulk_digest()
-        self.shared_digest = self._shared_digest()
-
-
-def _differs(at_gate: Personal, here: Personal) -> bool:
-    """Whether own leaves changed between gate and boundary. Objects that the gate has shown to be
-    equal on all ranks are own leaves no more."""
-    before = dict(at_gate.smalls)
-    return (
-        at_gate.rng != here.rng
-        or at_gate.batches != here.batches
-        or any(before.get(name) != data for name, data in here.smalls)
-        or (at_gate.step_index, at_gate.parts_done) != (here.step_index, here.parts_done)
-    )
-
-
-def _as_text(value: Any) -> str:
-    item = getattr(value, "item", None)
-    plain = item() if callable(item) else value
-    if isinstance(plain, bool) or not isinstance(plain, float):
-        return str(plain)
-    return plain.hex()

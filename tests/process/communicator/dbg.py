@@ -1,13 +1,16 @@
-import faulthandler, sys, torch, torch.distributed as dist
+import time, torch, torch.distributed as dist
 from fleet import run_ranks
 def one(rank):
-    faulthandler.dump_traceback_later(8, exit=False)
-    rank.init(); print("init", flush=True)
-    n=rank.size; r=rank.index
-    t = torch.arange(10, dtype=torch.int64) + r
-    dist.all_reduce(t); print("small", flush=True)
-    big = torch.full((3_000_001,), float(r+1)); dist.all_reduce(big); assert (big == n*(n+1)/2).all()
-    print("big", rank.communicator.channels, flush=True)
-    faulthandler.cancel_dump_traceback_later()
+    rank.init()
+    n=rank.size; r=rank.index; out={}
+    for numel in (256, 4096, 65536, 1<<20, 4<<20):
+        t=torch.ones(numel); ts=[]
+        for i in range(8 if numel> 100000 else 100):
+            dist.barrier(); t0=time.perf_counter(); dist.all_reduce(t); ts.append(time.perf_counter()-t0)
+        ts.sort(); out[numel*4]=round(ts[len(ts)//4]*1e3,3)
+    dist.destroy_process_group()
+    return out
 if __name__=="__main__":
-    print(run_ranks(2, one, machines=False, timeout_s=15))
+    for n in (2,4):
+        print(n, "shm", run_ranks(n, one, machines=False, timeout_s=60)[0],flush=True)
+        print(n, "tcp", run_ranks(n, one, machines=True, timeout_s=60)[0],flush=True)

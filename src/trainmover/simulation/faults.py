@@ -1,0 +1,232 @@
+"""Faults strike: what dies, stops, breaks or is asked for, and when within a switchover.
+
+Victims are drawn when the fault strikes, among what is there. Heals everything at the end, so that
+liveness can be demanded.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trainmover import agent, controller
+from trainmover.protocol.messages import StopRequest, SwitchoverRequest
+from trainmover.simulation.scenario import Fault
+
+if TYPE_CHECKING:
+    from trainmover.simulation.machine import Machine
+    from trainmover.simulation.process import Process
+    from trainmover.simulation.world import World
+
+PATIENCE_S = 8.0
+"""How long a fault that wants a switchover waits for one."""
+
+
+class Strike:
+    """One fault of the scenario, waiting for its moment."""
+
+    def __init__(self, world: World, fault: Fault) -> None:
+        self.world = world
+        self.fault = fault
+        self.give_up_at = 0
+
+    def __call__(self) -> None:
+        """Strike now, or look again shortly if no switchover is open."""
+        world = self.world
+        if world.commander.end is not None:
+            return
+        if not self.give_up_at:
+            self.give_up_at = world.schedule.now + round(PATIENCE_S * 1e9)
+        if self.fault.is_during_switch and not self._is_switching():
+            if world.schedule.now < self.give_up_at:
+                world.schedule.after(0.01 * world.random.uniform(0.5, 1.5), self)
+                return
+        elif self.fault.is_during_switch and world.random.random() < 0.85:
+            world.schedule.after(0.004 * world.random.uniform(0.1, 4.0), self._strike)
+            return
+        self._strike()
+
+    def _is_switching(self) -> bool:
+        book = self.world.checker.book
+        return bool(book.open_numbers())
+
+    def _strike(self) -> None:
+        if self.world.commander.end is not None:
+            return
+        self.world.note(f"FAULT {self.fault.kind} for {self.fault.lasts_s:.1f} s")
+        STRIKES[self.fault.kind](self.world, self.fault)
+
+
+def _members(world: World) -> list[Process]:
+    return [
+        process
+        for name, process in sorted(world.processes.items())
+        if process.is_alive and process.machine in world.machines
+    ]
+
+
+def _machines(world: World) -> list[Machine]:
+    return [machine for machine in world.machine_list() if machine.is_alive and not machine.has_left]
+
+
+def _kill_worker(world: World, fault: Fault) -> None:
+    del fault
+    victims = _members(world)
+    if victims:
+        victim = world.random.choice(victims)
+        world.losses.append(victim.name)
+        world.note(f"kill {victim.name}")
+        victim.end(None, 9)
+
+
+def _kill_machine(world: World, fault: Fault, *, is_silent: bool = False) -> None:
+    del fault
+    victims = _machines(world)
+    if not victims:
+        return
+    victim = world.random.choice(victims)
+    world.losses.append(victim.name)
+    world.note(f"kill machine {victim.name}")
+    victim.die(is_silent=is_silent)
+    if world.scenario.revive_s:
+        world.schedule.after(world.scenario.revive_s, victim.revive)
+
+
+def _silence_machine(world: World, fault: Fault) -> None:
+    _kill_machine(world, fault, is_silent=True)
+
+
+def _stop_worker(world: World, fault: Fault) -> None:
+    victims = _members(world)
+    if victims:
+        victim = world.random.choice(victims)
+        if fault.lasts_s > 2.0:
+            world.losses.append(victim.name)
+        world.note(f"stop {victim.name}")
+        victim.stop_for(fault.lasts_s)
+
+
+def _leave_machine(world: World, fault: Fault) -> None:
+    del fault
+    victims = [machine for machine in _machines(world) if machine.is_agent_alive]
+    if victims:
+        victim = world.random.choice(victims)
+        world.losses.append(victim.name)
+        world.note(f"{victim.name} is asked to leave")
+        victim.feed(agent.StopAsked(reason="maintenance"))
+
+
+def _kill_agent(world: World, fault: Fault) -> None:
+    del fault
+    victims = [machine for machine in _machines(world) if machine.is_agent_alive]
+    if victims:
+        victim = world.random.choice(victims)
+        world.note(f"kill agent {victim.name}")
+        victim.kill_agent()
+
+
+def _kill_controller(world: World, fault: Fault) -> None:
+    del fault
+    world.commander.crash()
+
+
+def _crash_at_append(world: World, fault: Fault) -> None:
+    del fault
+    world.commander.crash_after = world.random.choice((0, 1, 2, 3, 5, 8))
+
+
+def _hang_controller(world: World, fault: Fault) -> None:
+    world.commander.hang(min(fault.lasts_s, 20.0))
+
+
+def _reset_channel(world: World, fault: Fault) -> None:
+    del fault
+    victims = [process for process in _members(world) if process.channels]
+    if victims:
+        victim = world.random.choice(victims)
+        peer = world.random.choice(sorted(victim.channels))
+        world.note(f"reset {victim.name} - {peer}")
+        victim.channels[peer].fail("reset")
+
+
+def _cut_pair(world: World, fault: Fault) -> None:
+    machines = _machines(world)
+    if len(machines) < 2:
+        return
+    one, other = world.random.sample(machines, 2)
+    _cut(world, one.name, other.name, fault.lasts_s)
+    give_up = min(12.0, fault.lasts_s)
+    if fault.lasts_s > give_up:
+        world.schedule.after(give_up, lambda: _give_up(world, one.name, other.name))
+
+
+def _cut(world: World, one: str, other: str, lasts_s: float) -> None:
+    world.note(f"cut {one} - {other}")
+    path = world.path(one, other)
+    until = world.schedule.now + round(lasts_s * 1e9)
+    world.cuts[path] = max(until, world.cuts.get(path, 0))
+
+
+def _give_up(world: World, one: str, other: str) -> None:
+    for process in _members(world):
+        if process.machine != one:
+            continue
+        for peer, channel in sorted(process.channels.items()):
+            if world.processes[peer].machine == other:
+                channel.fail("the path is cut")
+
+
+def _cut_link(world: World, fault: Fault) -> None:
+    machines = _machines(world)
+    if not machines:
+        return
+    victim = world.random.choice(machines)
+    _cut(world, "controller", victim.name, fault.lasts_s)
+    if fault.lasts_s > 6.0:
+        world.losses.append(victim.name)
+        world.unlink_after(victim, 6.0)
+
+
+def _pause_worker(world: World, fault: Fault) -> None:
+    victims = _members(world)
+    if victims:
+        world.random.choice(victims).stop_for(min(fault.lasts_s, 2.0))
+
+
+def _switch(world: World, count: int) -> None:
+    state = world.commander.state
+    membership = state.membership if state is not None else None
+    if membership is None:
+        return
+    machines = list(membership.machines())
+    chosen = world.random.sample(machines, min(count, len(machines)))
+    request = SwitchoverRequest(request=f"r{world.next_id()}", machines=tuple(chosen))
+    world.note(f"operator: switch over {chosen}")
+    world.commander.feed(controller.FromOperator(body=request))
+
+
+def _stop_boundary(world: World, fault: Fault) -> None:
+    del fault
+    if world.commander.is_alive:
+        world.is_stop_requested = True
+        request = StopRequest(request=f"r{world.next_id()}", mode="boundary")
+        world.commander.feed(controller.FromOperator(body=request))
+
+
+STRIKES = {
+    "kill_worker": _kill_worker,
+    "kill_machine": _kill_machine,
+    "silence_machine": _silence_machine,
+    "stop_worker": _stop_worker,
+    "leave_machine": _leave_machine,
+    "kill_agent": _kill_agent,
+    "kill_controller": _kill_controller,
+    "crash_at_append": _crash_at_append,
+    "hang_controller": _hang_controller,
+    "reset_channel": _reset_channel,
+    "cut_pair": _cut_pair,
+    "cut_link": _cut_link,
+    "pause_worker": _pause_worker,
+    "switch_one": lambda world, fault: _switch(world, 1),
+    "switch_two": lambda world, fault: _switch(world, 2),
+    "stop_boundary": _stop_boundary,
+}

@@ -1,0 +1,258 @@
+"""A whole job in one process: controller, agents, workers, channels, disk, time; from one seed.
+
+Decides only what the outside world decides: delays, losses, who dies when. Everything else is
+decided by the real deciders. Checks the invariants after every observation.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+
+import msgspec
+
+from trainmover import agent, controller
+from trainmover.checks import Checker, Observation, Violation
+from trainmover.protocol.journal import AnyRecord, encode_record
+from trainmover.protocol.messages import FromAgentMessage, JobSpec, ToAgentMessage
+from trainmover.simulation import faults, numbers
+from trainmover.simulation.channels import Channel
+from trainmover.simulation.commander import Commander
+from trainmover.simulation.machine import Machine
+from trainmover.simulation.process import Process
+from trainmover.simulation.scenario import Scenario
+from trainmover.simulation.schedule import Schedule
+from trainmover.worker.lifecycle import LifecycleConfig
+
+HANDSHAKE_S = 0.003
+CONNECT_S = 0.2
+"""An agent's attempts to reach the controller."""
+
+
+class World:
+    """Everything of one seed."""
+
+    def __init__(self, scenario: Scenario, *, keeps_trace: bool = False) -> None:
+        self.scenario = scenario
+        self.random = random.Random(f"world {scenario.seed}")
+        self.schedule = Schedule()
+        reference = numbers.reference(
+            scenario.world_size, scenario.steps, changes_in_tail=scenario.changes_in_tail
+        )
+        self.checker = Checker(reference)
+        self.violations: list[Violation] = []
+        self.keeps_trace = keeps_trace
+        self.lines: list[str] = []
+        self.digest = hashlib.blake2b(digest_size=8)
+        self.ids = 0
+        self.lifecycle_config = LifecycleConfig(
+            without=scenario.without, controller_timeout_s=300.0
+        )
+        self.agent_config = agent.Config()
+        names = tuple(f"m{index}" for index in range(scenario.machines + scenario.standbys))
+        self.controller_config = controller.Config(
+            machine_names=names, standby_machines=scenario.standbys
+        )
+        self.spec = JobSpec(
+            job="simulated",
+            run_id="run",
+            script="train.py",
+            world_size=scenario.world_size,
+            workers_per_machine=scenario.workers_per_machine,
+        )
+        self.processes: dict[str, Process] = {}
+        self.machines = {name: Machine(self, name) for name in names}
+        self.commander = Commander(self)
+        self.cuts: dict[tuple[str, str], int] = {}
+        """Path between two machines (or a machine and the controller) to the instant it heals."""
+        self.rendezvous: dict[tuple[int | str, ...], dict[str, Process]] = {}
+        self.finished_ranks: set[int] = set()
+        self.has_script_failed = False
+        self.is_stop_requested = False
+        self.losses: list[str] = []
+
+    # ------------------------------------------------------------------ what the rest needs
+
+    def next_id(self) -> int:
+        """A number that was never given before."""
+        self.ids += 1
+        return self.ids
+
+    def delay_ns(self, typical_s: float) -> int:
+        """A random delay around `typical_s`, now and then much longer."""
+        factor = self.random.uniform(0.3, 1.7)
+        if self.random.random() < 0.02:
+            factor *= 8
+        return round(typical_s * factor * 1e9)
+
+    def machine_list(self) -> list[Machine]:
+        """All machines, by name."""
+        return [self.machines[name] for name in sorted(self.machines)]
+
+    def path(self, one: str, other: str) -> tuple[str, str]:
+        """The path between two machines, the same from both ends."""
+        return (one, other) if one < other else (other, one)
+
+    def observe(self, event: Observation) -> None:
+        """Check the invariants."""
+        for violation in self.checker.observe(event):
+            self.violations.append(violation)
+            self.note(f"VIOLATION {violation}")
+        if self.keeps_trace:
+            self.note(f"  {type(event).__name__} {event}")
+
+    def journaled(self, record: AnyRecord) -> None:
+        """A record is durable."""
+        self.digest.update(encode_record(record))
+        for violation in self.checker.append(record):
+            self.violations.append(violation)
+            self.note(f"VIOLATION {violation}")
+        if self.keeps_trace:
+            self.note(f"  {record}"[:600])
+
+    def fail(self, invariant: str, text: str) -> None:
+        """Something else that must not happen."""
+        self.violations.append(Violation(invariant=invariant, text=text))
+        self.note(f"VIOLATION {invariant}: {text}")
+
+    def finished(self, process: Process) -> None:
+        """A rank may end: COMPLETE is journaled, and it has done all steps."""
+        self.finished_ranks.add(process.life.rank)
+        if not self.checker.book.is_complete:
+            self.fail("C6", f"{process.name} finishes before COMPLETE is journaled")
+        is_early = process.life.applied.step != self.scenario.steps
+        if is_early and not self.is_stop_requested:
+            step = process.life.applied.step
+            self.fail("P2", f"{process.name} finishes at step {step} of {self.scenario.steps}")
+
+    def note(self, text: str) -> None:
+        """A line of the trace."""
+        if self.keeps_trace:
+            self.lines.append(f"{self.schedule.now / 1e9:10.4f} {text}")
+
+    def trace(self, who: str, event: msgspec.Struct, reason: str) -> None:
+        """One move of a decider."""
+        if self.keeps_trace and (reason or type(event).__name__ != "Tick"):
+            name = type(event).__name__
+            inner = getattr(event, "body", None)
+            inside = getattr(inner, "body", inner)
+            if type(inside).__name__ == "Heartbeat":
+                return
+            what = f"{name}({type(inside).__name__})" if inner is not None else name
+            detail = str(inside if inner is not None else event)[:300]
+            self.lines.append(f"{self.schedule.now / 1e9:10.4f} {who} <- {what}: {reason} | {detail}")
+
+    # ------------------------------------------------------------------ channels
+
+    def connect(self, one: Process, other: Process, number: int) -> None:
+        """Two workers shake hands for generation `number`."""
+        healed_at = self.cuts.get(self.path(one.machine, other.machine), 0)
+        at = max(self.schedule.now + self.delay_ns(HANDSHAKE_S), healed_at)
+
+        def established() -> None:
+            if not (one.is_alive and other.is_alive):
+                return
+            channel = Channel(self, (one, other))
+            one.defer(lambda: self._opened(one, other, channel, number))
+            other.defer(lambda: self._opened(other, one, channel, number))
+
+        self.schedule.at(at, established)
+
+    def _opened(self, end: Process, peer: Process, channel: Channel, number: int) -> None:
+        from trainmover.simulation import cutting
+
+        switch = end.life.switch
+        if switch is None or switch.plan.number != number:
+            channel.fail("no such generation here", by=end)
+            return
+        cutting.opened(end, peer.name, channel)
+
+    # ------------------------------------------------------------------ control links
+
+    def link_soon(self, machine: Machine) -> None:
+        """The agent connects as soon as there is a path and somebody at the other end."""
+        delay = self.delay_ns(CONNECT_S)
+        life = machine.life
+
+        def attempt() -> None:
+            if life != machine.life or not machine.is_agent_alive or machine.is_linked:
+                return
+            healed_at = self.cuts.get(self.path("controller", machine.name), 0)
+            if not self.commander.is_alive or self.commander.end is not None:
+                return
+            if healed_at > self.schedule.now:
+                self.schedule.at(healed_at + 1, attempt)
+                return
+            machine.link += 1
+            machine.is_linked = True
+            self.commander.feed(controller.AgentLinked(machine=machine.name))
+            machine.feed(agent.LinkUp())
+
+        self.schedule.at(self.schedule.now + delay, attempt)
+
+    def unlink(self, machine: Machine) -> None:
+        """The connection is gone; both ends notice at once, and the agent tries again."""
+        if not machine.is_linked:
+            return
+        machine.is_linked = False
+        machine.link += 1
+        self.commander.feed(controller.AgentUnlinked(machine=machine.name))
+        machine.feed(agent.LinkDown())
+        self.link_soon(machine)
+
+    def unlink_after(self, machine: Machine, delay_s: float) -> None:
+        """The other end of a dark machine notices late."""
+        link = machine.link
+
+        def notice() -> None:
+            if machine.link == link:
+                self.unlink(machine)
+
+        self.schedule.after(delay_s, notice)
+
+    def copies(self, *, is_sure: bool) -> tuple[float, ...]:
+        """Extra delay of each copy of a message that arrives: none, one or two."""
+        if is_sure:
+            return (0.0,)
+        if self.random.random() < self.scenario.loss:
+            return ()
+        if self.random.random() < self.scenario.duplication:
+            return (0.0, self.random.choice((0.01, 0.3, 3.0)))
+        return (0.0,)
+
+    def link_arrival(self, machine: Machine, direction: str, extra_s: float) -> int:
+        """When a message arrives; late copies overtake nothing but are overtaken."""
+        at = self.schedule.now + self.delay_ns(self.scenario.link_delay_s)
+        at = max(at, self.cuts.get(self.path("controller", machine.name), 0))
+        if extra_s:
+            return at + self.delay_ns(extra_s)
+        key = f"link {direction}"
+        at = max(at, machine.last_arrival.get(key, 0))
+        machine.last_arrival[key] = at
+        return at
+
+    def arrive_at_controller(self, machine: Machine, link: int, body: FromAgentMessage) -> None:
+        """An agent's message is there, unless its link is gone."""
+        if link == machine.link and machine.is_linked:
+            self.commander.feed(controller.FromAgent(machine=machine.name, body=body))
+
+    def send_to_agent(self, name: str, body: ToAgentMessage) -> None:
+        """Over the link of that machine, if there is one."""
+        machine = self.machines.get(name)
+        if machine is None or not machine.is_linked:
+            return
+        link = machine.link
+        is_sure = type(body).__name__ in ("Welcome", "Refused")
+        for extra_s in self.copies(is_sure=is_sure):
+            at = self.link_arrival(machine, "down", extra_s)
+            self.schedule.at(at, lambda: machine.arrive(link, body))
+
+    # ------------------------------------------------------------------ the run
+
+    def begin(self) -> None:
+        """Power on."""
+        self.commander.start()
+        for machine in self.machine_list():
+            self.schedule.after(self.random.uniform(0.0, 0.5), machine.start)
+        for fault in self.scenario.faults:
+            self.schedule.after(fault.at_s, faults.Strike(self, fault))

@@ -1,0 +1,91 @@
+"""A rank's own leaves: what no other rank has, captured at the gate and at each boundary.
+
+Which small objects are own is found out, not declared: the gate compares their digests on all
+ranks; those that are equal everywhere are shared, and a joiner gets them from any stayer.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trainmover.protocol.messages import Version
+from trainmover.state.rng import capture_rng
+from trainmover.worker.personal import Personal
+
+if TYPE_CHECKING:
+    from trainmover.worker.stepper import Stepper
+
+
+class OwnLeaves:
+    """Captures one rank's personal state."""
+
+    def __init__(self, stepper: Stepper) -> None:
+        self._stepper = stepper
+        self.names: frozenset[str] | None = None
+        """Small objects that differ by rank; None until the first gate has compared them."""
+        self.is_tail_mutating = False
+        """Own leaves change after the gate: the gate's copy is not final."""
+
+    def capture(self, step: int, lineage: int, is_final: bool) -> Personal:
+        names = self._stepper.inventory.small_names if self.names is None else sorted(self.names)
+        return Personal(
+            owner_rank=self._stepper.rank,
+            version=Version(step=step, lineage=lineage),
+            is_final=is_final,
+            rng=capture_rng(),
+            batches=self.positions(),
+            smalls=tuple((name, self._stepper.inventory.small_bytes(name)) for name in names),
+            logged=tuple(sorted(self._stepper.logbook.before_gate.items())),
+            step_index=self._stepper.step_index,
+            parts_done=self._stepper.parts_done,
+            metrics=self._stepper.metrics.pending(at_gate=self._stepper.phase == "gate"),
+        )
+
+    def positions(self) -> tuple[bytes, ...]:
+        """Where the loaders stand; inside a step of several parts, where they stood at its top."""
+        if self._stepper.parts_done:
+            return self._stepper.top_batches
+        return tuple(batches.position() for batches in self._stepper.batches)
+
+    def next_place(self, part: str) -> tuple[int, tuple[str, ...]]:
+        """(step index, parts done) behind the gate of `part`."""
+        if not part:
+            return self._stepper.step_index + 1, ()
+        done = (*self._stepper.parts_done, part)
+        if self._stepper.part_names is not None and done == self._stepper.part_names:
+            return self._stepper.step_index + 1, ()
+        return self._stepper.step_index, done
+
+    def small_digests(self) -> tuple[int, ...]:
+        return tuple(
+            self._stepper.inventory.small_digest(name)
+            for name in self._stepper.inventory.small_names
+        )
+
+    def note_tail_mutation(self, at_gate: Personal, here: Personal) -> None:
+        if self.is_tail_mutating:
+            return
+        self.is_tail_mutating = True
+        what = "random generators" if at_gate.rng != here.rng else "loader position"
+        if at_gate.rng == here.rng and at_gate.batches == here.batches:
+            before = dict(at_gate.smalls)
+            names = [name for name, data in here.smalls if before.get(name) != data]
+            what = ", ".join(names) or "position in the step"
+        self._stepper.logbook.finding(
+            "tail-mutation",
+            f"step {self._stepper.step_index - 1}: {what} changed after optimizer.step(); the copy that "
+            "peers hold is renewed at each boundary, and a loss in between can't be repaired "
+            "from it. Move it in front of optimizer.step() where you can.",
+        )
+
+
+def differs(at_gate: Personal, here: Personal) -> bool:
+    """Whether own leaves changed between gate and boundary. Objects that the gate has shown to be
+    equal on all ranks are own leaves no more."""
+    before = dict(at_gate.smalls)
+    return (
+        at_gate.rng != here.rng
+        or at_gate.batches != here.batches
+        or any(before.get(name) != data for name, data in here.smalls)
+        or (at_gate.step_index, at_gate.parts_done) != (here.step_index, here.parts_done)
+    )

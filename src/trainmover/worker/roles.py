@@ -1,0 +1,144 @@
+"""Taking part in a switchover on the main thread: settle, adopt a rank, receive its state.
+
+Invariant I9: a joiner's bulk, own and shared leaves are all of the plan's version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from trainmover.errors import StateMismatch, TransportError
+from trainmover.protocol import exits
+from trainmover.protocol.messages import Edge, Plan
+from trainmover.state.rng import restore_rng
+from trainmover.state.transfer import receive_state
+from trainmover.worker import orders
+from trainmover.worker.personal import Personal
+from trainmover.worker.unwinding import Halted, Reentered
+
+if TYPE_CHECKING:
+    from trainmover.worker.stepper import Stepper
+
+MASK = (1 << 63) - 1
+
+
+class Roles:
+    """What the main thread does for a plan, at a boundary."""
+
+    def __init__(self, stepper: Stepper) -> None:
+        self._stepper = stepper
+
+    def settle(self, plan: Plan) -> bool:
+        """Stayer or leaver at the target. True: run one more attempt out first (see Plan.attempts)."""
+        stepper = self._stepper
+        if (
+            stepper.attempts < plan.attempts
+            and not stepper.watch.is_settled
+            and stepper.host.is_running_out
+        ):
+            stepper.settling = plan
+            return True
+        if plan.kind == "unplanned" and plan.joiners and stepper.metrics.drop_late():
+            stepper.logbook.finding(
+                "dropped",
+                f"step {stepper.step_index - 1}: reduced values logged behind optimizer.step() are "
+                "dropped after a loss; log them in front of it to keep them",
+            )
+        stepper.bulk_digest = stepper.inventory.bulk_digest()
+        stepper.shared_digest = self.shared_digest_now()
+        stepper.host.settled(plan)
+        return False
+
+    def shared_digest_now(self) -> int:
+        stepper = self._stepper
+        own = set(stepper.inventory.small_names) if stepper.own.names is None else stepper.own.names
+        value = 0
+        for name in stepper.inventory.small_names:
+            if name not in own:
+                value = (value * 1_000_003 + stepper.inventory.small_digest(name)) & MASK
+        return value
+
+    def adopt(self, plan: Plan) -> None:
+        stepper = self._stepper
+        rank = plan.membership.rank_of(stepper.host.incarnation)
+        if rank is None:
+            raise Halted(exits.PROTOCOL_FAILED, f"plan {plan.number} does not name this worker")
+        is_too_warm = plan.kind == "unplanned" and plan.attempts < stepper.attempts
+        must_repeat = rank != stepper.rank and not self._can_play(rank)
+        if (is_too_warm or must_repeat) and not (
+            stepper.entry.is_adoption and rank == stepper.rank
+        ):
+            # A rank can't be played by objects built for another; and stayers whose first steps
+            # are not behind them have other DDP buckets than a standby that ran several.
+            stepper.host.orders.give(orders.Adopt(plan))
+            raise Reentered(
+                orders.RunMain(
+                    rank=rank,
+                    world_size=stepper.world_size,
+                    is_loopback=True,
+                    attempts=plan.attempts if is_too_warm else -1,
+                    is_adoption=True,
+                )
+            )
+        how = "as_built" if rank == stepper.entry.rank else "in_place"
+        if stepper.entry.is_adoption:
+            how = "reentered"
+        for batches in stepper.batches:
+            batches.set_rank(rank)
+        stepper.rank = rank
+        stepper.host.set_rank(rank)
+        stepper.host.adopted(plan, how)
+
+    def _can_play(self, rank: int) -> bool:
+        stepper = self._stepper
+        if stepper.host.rank_readers():
+            return False
+        return all(batches.set_rank(rank) for batches in stepper.batches)
+
+    def receive(self, plan: Plan) -> None:
+        stepper = self._stepper
+
+        def receive(stream: Any, progress: Callable[[float], None]) -> int:
+            return receive_state(stream, stepper.inventory, progress=progress).bytes
+
+        source = next(source for source in plan.sources if source.rank == stepper.rank)
+        peer = source.bulk_from
+        try:
+            amount = stepper.host.fetch_state(plan, stepper.rank, receive)
+            peer = source.own_from
+            personal = stepper.host.fetch_personal(plan, stepper.rank)
+        except (TransportError, StateMismatch) as error:
+            # Half-loaded state does no harm: the next plan loads all of it again.
+            stepper.host.failed(plan, Edge(peer=peer, reason=str(error)))
+            return
+        if personal.version.step != plan.target.step:
+            text = f"personal state at version {plan.target.step}, got {personal.version.step}"
+            stepper.host.failed(plan, Edge(peer=peer, reason=f"expected {text}"))
+            return
+        self._put_personal(personal, plan)
+        stepper.host.received(plan, amount)
+
+    def _put_personal(self, personal: Personal, plan: Plan) -> None:
+        stepper = self._stepper
+        names = frozenset(name for name, _ in personal.smalls)
+        stepper.own.names = names if plan.target.step > 0 else None
+        for name, data in personal.smalls:
+            stepper.inventory.load_small(name, data)
+        for batches, position in zip(stepper.batches, personal.batches, strict=True):
+            batches.restore(position)
+        restore_rng(personal.rng)
+        stepper.metrics.put(personal.metrics)
+        stepper.version = plan.target
+        stepper.step_index = personal.step_index
+        stepper.parts_done = personal.parts_done
+        stepper.rng_for_part = personal.rng if personal.parts_done else None
+        stepper.is_shadow = False
+        stepper.gate_personal = None
+        if stepper.rank == 0 and personal.logged:
+            # The lost primary may have passed the gate and died before telling its log line.
+            stepper.logbook.tell(stepper.step_index - 1, dict(personal.logged))
+        stepper.logbook.before_gate = dict(personal.logged)
+        stepper.rearm()
+        stepper.bulk_digest = stepper.inventory.bulk_digest()
+        stepper.shared_digest = self.shared_digest_now()

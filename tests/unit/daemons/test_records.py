@@ -1,0 +1,57 @@
+"""Records for people: losses once per step, of the last lineage; findings once; lines numbered."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trainmover.daemons.records import JobRecords, read_losses
+from trainmover.protocol.messages import Finding, StepLogged
+
+
+def logged(step: int, lineage: int, value: float) -> StepLogged:
+    values = (("loss", value.hex()),)
+    return StepLogged(incarnation="m0.0.1", step=step, lineage=lineage, values=values)
+
+
+def test_a_step_logged_by_two_lineages_counts_once_with_the_last(tmp_path: Path) -> None:
+    records = JobRecords(tmp_path)
+    for message in (logged(0, 1, 3.0), logged(1, 1, 2.0), logged(1, 2, 1.0), logged(2, 2, 0.5)):
+        records.add_step(message)
+    losses = read_losses(tmp_path / "losses.jsonl")
+    assert [float.fromhex(record.values["loss"]) for record in losses.values()] == [3.0, 1.0, 0.5]
+
+
+def test_a_repeated_message_is_stored_once(tmp_path: Path) -> None:
+    records = JobRecords(tmp_path)
+    records.add_step(logged(0, 1, 3.0))
+    records.add_step(logged(0, 1, 3.0))
+    assert len((tmp_path / "losses.jsonl").read_text().splitlines()) == 1
+
+
+def test_a_restarted_controller_goes_on_where_it_was(tmp_path: Path) -> None:
+    first = JobRecords(tmp_path)
+    first.add_step(logged(4, 1, 3.0))
+    first.say("decision", "one")
+    second = JobRecords(tmp_path)
+    second.say("decision", "two")
+    assert second.last is not None
+    assert second.last.step == 4
+    assert [(line.sequence, line.text) for line in second.lines_after(0)] == [
+        (1, "one"),
+        (2, "two"),
+    ]
+
+
+def test_the_same_finding_of_two_ranks_is_said_once(tmp_path: Path) -> None:
+    records = JobRecords(tmp_path)
+    for rank in (0, 1):
+        records.add_finding(Finding(incarnation="m", rank=rank, kind="untracked", text="x.py:3"))
+    assert len(records.findings) == 1
+    assert len(records.lines_after(0)) == 1
+
+
+def test_a_line_cut_short_by_a_crash_is_left_out(tmp_path: Path) -> None:
+    JobRecords(tmp_path).add_step(logged(0, 1, 3.0))
+    with open(tmp_path / "losses.jsonl", "ab") as file:
+        file.write(b'{"step": 1, "line')
+    assert list(read_losses(tmp_path / "losses.jsonl")) == [0]
