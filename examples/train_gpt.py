@@ -65,7 +65,8 @@ class Block(nn.Module):
         mixed = mixed.transpose(1, 2).reshape(batch, tokens, width)
         x_btc = x_btc + self.dropout(self.project(mixed))
         hidden = functional.gelu(self.widen(self.norm_mlp(x_btc)))
-        return x_btc + self.dropout(self.narrow(hidden))
+        x_btc = x_btc + self.dropout(self.narrow(hidden))
+        return x_btc
 
 
 class ByteGPT(nn.Module):
@@ -199,7 +200,7 @@ class LossFile:
 
     def note(self, step: int, loss: torch.Tensor) -> None:
         """Before the gate: from here on the value is part of the state of version step + 1."""
-        self.recent = [*self.recent[-1:], [step, loss.item().hex()]]
+        self.recent = [*self.recent[-1:], [step, float(loss).hex()]]
 
     def write(self) -> None:
         """After the gate, on the primary: the lines that the file does not have yet."""

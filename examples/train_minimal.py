@@ -52,7 +52,7 @@ def main(job: trainmover.Job) -> None:
     model = DistributedDataParallel(build().to(job.device_type))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=200)
-    sampler = DistributedSampler(data, shuffle=True, seed=SEED)
+    sampler: DistributedSampler[torch.Tensor] = DistributedSampler(data, shuffle=True, seed=SEED)
     batches = job.batches(DataLoader(data, batch_size=256, sampler=sampler, drop_last=True))
     job.seed(SEED)
     job.track(model=model, optimizer=optimizer, scheduler=scheduler)

@@ -23,6 +23,12 @@ SHARED_MEMORY = Path("/dev/shm")
 # multiprocessing keeps these for the life of the pytest process; they belong to no test.
 HOUSEKEEPERS = ("resource_tracker", "forkserver")
 
+# Processes that a test starts import the tree under test, installed or not.
+SOURCE = str(Path(__file__).parents[1] / "src")
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [SOURCE, *(p for p in [os.environ.get("PYTHONPATH")] if p and p != SOURCE)]
+)
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests of the tiers that start processes are watched for leftovers."""

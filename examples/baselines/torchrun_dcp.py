@@ -172,7 +172,7 @@ def train(args: argparse.Namespace) -> None:
         optimizer.step()
         scheduler.step()
         optimizer.zero_grad()
-        journal.write("step", step=step, loss=mean.item().hex())
+        journal.write("step", step=step, loss=float(mean).hex())
     dist.barrier()
     # destroy_process_group() hangs at times in torch 2.13: it joins Gloo's run loop while it holds
     # the interpreter's lock that the run loop waits for.

@@ -270,6 +270,8 @@ def _on_due(move: Move) -> None:
         text = f"no controller for {state.config.controller_timeout_s:g} s"
         _end(move, exits.CONTROLLER_LOST, text, grace_s=0.0)
     _on_phase_due(move)
+    if isinstance(move.state.phase, Ended):
+        return
     workers.kill_again(move)
     if state.is_welcomed and now >= state.heartbeat_at:
         _beat(move)

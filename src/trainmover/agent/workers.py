@@ -1,7 +1,7 @@
 """What the agent does for its workers: start, adopt, kill, bury, and hand messages through.
 
 Launching is idempotent by incarnation. The end of a worker is told only after what is left of its
-process group has been killed, so that nothing of a lost rank can act any more (protocol.md C2).
+process group has been killed, so that nothing of a lost rank can act any more (protocol C2).
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ from trainmover.checks.observations import (
     Violation,
 )
 from trainmover.protocol.journal import AnyRecord
+from trainmover.protocol.messages import Version
 from trainmover.topology.membership import Membership, wards_of
 
 
@@ -42,6 +43,7 @@ class Checker:
         self.reported: dict[str, int] = {}
         self.steps: dict[str, tuple[int, int]] = {}
         """Generation and applied step of each running member."""
+        self.prepared: dict[tuple[str, int], Version] = {}
         self.newest_pass = 0
 
     def append(self, record: AnyRecord) -> list[Violation]:
@@ -163,16 +165,21 @@ class Checker:
         return []
 
     def _on_prepared(self, event: PreparedAt) -> list[Violation]:
-        target = self.book.targets.get(event.number)
-        plan = self.book.plans.get(event.number)
+        self.prepared[event.incarnation, event.number] = event.applied
+        return self._check_prepared(event.incarnation, event.number)
+
+    def _check_prepared(self, name: str, number: int) -> list[Violation]:
+        """A planned switchover's target may be fixed after the first rank is prepared."""
+        target = self.book.targets.get(number)
+        applied = self.prepared.get((name, number))
+        plan = self.book.plans.get(number)
         is_fresh = plan is not None and plan.is_fresh_start
-        if event.applied != target and not is_fresh:
-            text = f"{event.incarnation} prepared for {event.number} at {event.applied}: {target}"
-            return [_violation("I4", text)]
-        return []
+        if target is None or applied is None or applied == target or is_fresh:
+            return []
+        return [_violation("I4", f"{name} prepared for {number} at {applied}: {target}")]
 
     def _on_runs(self, event: RunsIn) -> list[Violation]:
-        found = []
+        found = self._check_prepared(event.incarnation, event.generation)
         if event.generation not in self.book.committed:
             text = f"{event.incarnation} runs in {event.generation}, which is not committed"
             found.append(_violation("I5", text))

@@ -28,6 +28,7 @@ COMMANDS: Final[dict[str, str]] = {
     "logs": "what workers printed, by rank and generation",
     "check": "find what would break a script later",
     "simulate": "run the deciders in a seeded world of faults",
+    "demo": "lose two machines on this host, and compare every number",
     "drill": "inject faults into real processes and compare numbers",
     "bench": "measure recovery, collectives, overhead, memory",
     "phases": "named phases of a switchover, from the code",

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from trainmover.cli.hosts import HostPlan, run_on_hosts
 from trainmover.cli.operator import parse_address
 from trainmover.cli.screen import ConsoleScreen
 from trainmover.cli.worker_logs import WorkerLogs
@@ -67,8 +68,6 @@ def run(
     settings = resolve_settings(config, assignments or [], max_restarts, machines * nproc_per_node)
     directory = choose_directory(script, job, run_dir)
     if nnodes > 0 or rdzv_endpoint:
-        from trainmover.cli.hosts import HostPlan, run_on_hosts
-
         return run_on_hosts(
             HostPlan(
                 script=script,
@@ -94,11 +93,15 @@ def run(
         settings=settings_of.flatten(settings),
     )
     logs = WorkerLogs(directory.logs) if worker_logs else None
-    screen = ConsoleScreen(logs, shows_progress=not no_progress)
+    return run_here(plan, ConsoleScreen(logs, shows_progress=not no_progress), worker_logs)
+
+
+def run_here(plan: JobPlan, screen: ConsoleScreen, shows_logs: bool) -> int:
+    """Play all machines on this host; the job's exit code."""
     supervisor = Supervisor(plan, screen)
-    screen.line("end", f"job {plan.job}: files in {directory.path}")
+    screen.line("start", f"job {plan.job}: files in {plan.run_directory}")
     code = supervisor.run()
-    report_end(supervisor, code, has_shown_logs=worker_logs)
+    report_end(supervisor, code, has_shown_logs=shows_logs)
     return code
 
 

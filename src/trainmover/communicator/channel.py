@@ -330,9 +330,9 @@ class Channel:
         self._compact()
 
     def _is_whole(self, at: int) -> bool:
-        trailer = self._rx[at : at + 1]
+        trailer = bytes(self._rx_view[at : at + 1])
         if trailer not in (TRAILER_OK, TRAILER_POISON):
-            raise RemoteProtocolError(f"data frame ends with {bytes(trailer)!r}")
+            raise RemoteProtocolError(f"data frame ends with {trailer!r}")
         return trailer == TRAILER_OK
 
     def _compact(self) -> None:

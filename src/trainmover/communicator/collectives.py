@@ -68,9 +68,7 @@ class _Pieces:
     def of(self, values: torch.Tensor, low: int, high: int) -> Iterator[tuple[int, int]]:
         return chunks(low, high, max(1, self._bytes // values.itemsize))
 
-    def send(
-        self, op: Operation, peer: int, round_: int, tensors: Iterable[torch.Tensor]
-    ) -> None:
+    def send(self, op: Operation, peer: int, round_: int, tensors: Iterable[torch.Tensor]) -> None:
         index = 0
         for values in tensors:
             raw, size = bytes_of(values), values.itemsize
@@ -128,10 +126,10 @@ def _doubling(op: Operation, values: torch.Tensor) -> Iterator[torch.Tensor | No
     """Recursive doubling on a core rank; yields None to wait, at last the sum."""
     chosen, rank, size = _chosen(op), op.call.group.rank, op.call.group.size
     core = power_below(size)
-    total = values
+    total = values.clone()  # may still be leaving when the result is written to `values`
     if rank + core < size:
         arrived = torch.empty_like(values)
-        op.keep.append(arrived)
+        op.keep += (arrived, total)
         op.receive(rank + core, _slot(0, 0), bytes_of(arrived))
         yield None
         total = chosen.combine(total, arrived)

@@ -30,7 +30,7 @@ from trainmover.communicator.frames import (
     unpack_edges,
     unpack_flags,
 )
-from trainmover.communicator.gate import GateMismatch, GateOutcome, GateResult, GateSend
+from trainmover.communicator.gate import GateOutcome, GateResult, GateSend
 from trainmover.communicator.generation import Generation
 from trainmover.communicator.incremental import Succession
 from trainmover.communicator.mesh import Mesh
@@ -353,9 +353,7 @@ class Communicator:
     def stream(self, purpose: str, generation: int, peer: str, stream: socket.socket) -> None:
         """A raw stream was dialled by `peer` (called by the mesh)."""
         self._streams.add(stream)
-        self._outbox.event(
-            lambda: self._events.stream_accepted(purpose, generation, peer, stream)
-        )
+        self._outbox.event(lambda: self._events.stream_accepted(purpose, generation, peer, stream))
 
     # -- what mesh, channels and generations report (under the lock) ----------
 

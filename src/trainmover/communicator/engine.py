@@ -151,7 +151,7 @@ class Engine:
         while not (self._is_stopping and not self._submitted):
             try:
                 self._turn()
-            except BaseException as error:  # noqa: BLE001 - handed to the owner, never swallowed
+            except BaseException as error:
                 self.on_fatal(error)
                 return
 
@@ -211,7 +211,7 @@ class Engine:
 
 
 _ENGINES: weakref.WeakSet[Engine] = weakref.WeakSet()
-_HELD: list[threading.RLock] = []  # type: ignore[valid-type]  # RLock is a factory in typeshed
+_HELD: list[threading.RLock] = []
 
 
 def _before_fork() -> None:

@@ -87,7 +87,9 @@ class Gates:
         self._advance(step, gate, outcomes)
         return outcomes
 
-    def arrive(self, step: int, kind: int, round_: int, flags: tuple[int, ...]) -> list[GateOutcome]:
+    def arrive(
+        self, step: int, kind: int, round_: int, flags: tuple[int, ...]
+    ) -> list[GateOutcome]:
         """A peer's frame."""
         if self._is_closed or (step <= self._entered and step not in self._gates):
             return []

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import _create_work_from_future
+from torch._C import _distributed_c10d
 
 from trainmover.communicator.call import Call, GroupPlace, Kind
 from trainmover.communicator.communicator import Communicator, completed
@@ -28,10 +28,17 @@ BACKEND = "trainmover"
 
 Tensors = Sequence[torch.Tensor]
 
+_c10d: Any = _distributed_c10d
+
+# torch's stubs describe overloads no Python group can repeat, and leave some names out.
+_WorkType: Any = _c10d.Work
+_GroupType: Any = dist.ProcessGroup
+_create_work_from_future: Callable[[Any], Any] = _c10d._create_work_from_future
+
 _PYTHON_LEVEL = "distributed_c10d.py"
 
 
-class SourcedWork(dist.Work):  # type: ignore[misc]  # torch's stubs leave Work untyped
+class SourcedWork(_WorkType):  # type: ignore[misc]
     """Work of a receive from anybody: knows who sent."""
 
     def __init__(self, group: Group, operation: Operation | None) -> None:
@@ -62,11 +69,16 @@ class SourcedWork(dist.Work):  # type: ignore[misc]  # torch's stubs leave Work 
     _source_rank = source_rank
 
 
-class Group(dist.ProcessGroup):  # type: ignore[misc]  # torch's stubs leave ProcessGroup untyped
+class Group(_GroupType):  # type: ignore[misc]
     """A process group of one communicator."""
 
     def __init__(
-        self, communicator: Communicator, name: str, ranks: tuple[int, ...], rank: int, limit_s: float
+        self,
+        communicator: Communicator,
+        name: str,
+        ranks: tuple[int, ...],
+        rank: int,
+        limit_s: float,
     ) -> None:
         super().__init__(rank, len(ranks))
         self._communicator = communicator
@@ -254,12 +266,10 @@ class Group(dist.ProcessGroup):  # type: ignore[misc]  # torch's stubs leave Pro
 
     def allreduce(self, tensors: Tensors, opts: Any = None, timeout: Any = None) -> Any:
         """All-reduce of each tensor, in place."""
-        single = isinstance(tensors, torch.Tensor)
-        listed = [tensors] if single else list(tensors)
+        listed = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         op = _operator(opts)
         calls = [
-            self._call(Kind.ALL_REDUCE, [], [tensor], listed, op=op, opts=opts)
-            for tensor in listed
+            self._call(Kind.ALL_REDUCE, [], [tensor], listed, op=op, opts=opts) for tensor in listed
         ]
         return self._start(calls[0]) if len(calls) == 1 else self._in_turn(calls, listed)
 
@@ -377,8 +387,7 @@ class Group(dist.ProcessGroup):  # type: ignore[misc]  # torch's stubs leave Pro
     ) -> Any:
         """Several concatenating gathers as one work."""
         works = [
-            self.all_gather_single(out, own, opts)
-            for out, own in zip(outputs, inputs, strict=True)
+            self.all_gather_single(out, own, opts) for out, own in zip(outputs, inputs, strict=True)
         ]
         futures = torch.futures.collect_all([work.get_future() for work in works])
         return _create_work_from_future(futures.then(lambda _: list(outputs)))
@@ -558,4 +567,4 @@ def init_process_group(communicator: Communicator, rank: int, world_size: int) -
     """torch's default group, answered by `communicator`; connects nobody by itself."""
     register_backend(communicator)
     create: Callable[..., None] = dist.init_process_group
-    create(backend=BACKEND, store=dist.HashStore(), rank=rank, world_size=world_size)
+    create(backend=BACKEND, store=_c10d.HashStore(), rank=rank, world_size=world_size)

@@ -329,9 +329,7 @@ class Succession:
         if self.current is not None and channel.opened_for < self.current.number:
             self._mark(channel, self.current.number)
         if not any(generation.port_of(channel.peer) for generation in self.alive()):
-            self._engine.call_later(
-                self._config.parked_timeout_s, lambda: self._unpark(channel)
-            )
+            self._engine.call_later(self._config.parked_timeout_s, lambda: self._unpark(channel))
         self.check_prepared()
 
     def _unpark(self, channel: Channel) -> None:

@@ -71,9 +71,7 @@ class _Attempt:
             self.purpose,
         )
         mesh = self._mesh
-        self.dialling = Dialling(
-            mesh.engine, mesh.credentials, target, self._opened, self._failed
-        )
+        self.dialling = Dialling(mesh.engine, mesh.credentials, target, self._opened, self._failed)
 
     def _opened(self, sock: socket.socket, pair: RingPair | None) -> None:
         if self.is_over:
@@ -135,7 +133,7 @@ class Mesh:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             accepting = Accepting(self.engine, self.credentials, self, sock, self._accepted)
             self._pending.add(accepting)
-            accepting.on_over = lambda it=accepting: self._pending.discard(it)  # type: ignore[misc]
+            accepting.on_over = lambda it=accepting: self._pending.discard(it)
 
     # -- gatekeeper ----------------------------------------------------------
 

@@ -66,7 +66,16 @@ class OutFrame:
 class Port:
     """This rank's end towards one rank of one generation."""
 
-    __slots__ = ("generation", "rank", "peer", "channel", "posted", "unexpected", "backlog", "is_dead")
+    __slots__ = (
+        "generation",
+        "rank",
+        "peer",
+        "channel",
+        "posted",
+        "unexpected",
+        "backlog",
+        "is_dead",
+    )
 
     def __init__(self, generation: Generation, rank: int, peer: str) -> None:
         self.generation = generation
@@ -139,9 +148,9 @@ class Port:
         """The posted receive of an arriving message, taken from the table."""
         key = (header.group, header.tag, header.sequence, header.slot)
         receive = self.posted.pop(key, None)
-        if receive is None and header.tag and self.generation.any_source:
-            if self.generation.claim(self, header):
-                receive = self.posted.pop(key, None)
+        is_open = receive is None and bool(header.tag) and bool(self.generation.any_source)
+        if is_open and self.generation.claim(self, header):
+            receive = self.posted.pop(key, None)
         if receive is None:
             self._look_for_mismatch(header)
             return None

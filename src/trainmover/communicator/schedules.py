@@ -84,7 +84,9 @@ def block_halving(rank: int, count: int) -> tuple[BlockExchange, ...]:
         halves = ((low, middle), (middle, high))
         partner = rank ^ distance
         kept, given = halves if rank < partner else halves[::-1]
-        rounds.append(BlockExchange(partner, _blocks(kept, core, count), _blocks(given, core, count)))
+        rounds.append(
+            BlockExchange(partner, _blocks(kept, core, count), _blocks(given, core, count))
+        )
         low, high = kept
     return tuple(rounds)
 

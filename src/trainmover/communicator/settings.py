@@ -136,9 +136,7 @@ class CommunicatorEvents(Protocol):
     def poisoned(self, generation: int, peer: str, edges: tuple[tuple[str, str], ...]) -> None:
         """`peer` broke the current generation because of the failed `edges`."""
 
-    def gate_completed(
-        self, generation: int, step: int, kind: int, flags: tuple[int, ...]
-    ) -> None:
+    def gate_completed(self, generation: int, step: int, kind: int, flags: tuple[int, ...]) -> None:
         """Every rank contributed; `flags` is the element-wise maximum."""
 
     def gate_mismatch(self, generation: int, step: int, detail: str) -> None:

@@ -83,9 +83,7 @@ class RingPair:
         at, cost = self._place(self._head, len(payload), self._out.size)
         if cost > self._free:
             return False
-        self._out.memory[at : at + len(payload)].copy_(
-            torch.frombuffer(payload, dtype=torch.uint8)
-        )
+        self._out.memory[at : at + len(payload)].copy_(torch.frombuffer(payload, dtype=torch.uint8))
         self._head += cost
         self._free -= cost
         return True

@@ -45,19 +45,33 @@ def stayers_of(move: Move, reports: Mapping[str, Report]) -> tuple[sources.Staye
 
 def restoration(
     move: Move,
-    reports: Mapping[str, Report],
     stayers: tuple[sources.Stayer, ...],
     lost: tuple[int, ...],
+    joining: Mapping[int, str] | None = None,
 ) -> sources.Restoration:
-    """Sources for `lost` at the version that `stayers` agree on."""
-    living = move.state.workers
-    holders = tuple(
-        reports[name]
-        for name in sorted(reports, key=lookup.natural_order)
-        if name in living and living[name].role in {"member", "standby"}
-    )
-    wanted = {rank: lookup.identity_of(move.state, rank) for rank in lost}
-    return sources.choose(wanted, stayers, holders, sources.agree(stayers).target)
+    """Sources for `lost` at the version that `stayers` agree on.
+
+    A rank whose identity is not known counts as restorable until its joiner (`joining`: rank ->
+    incarnation) has built `main` and shows it.
+    """
+    wanted = {rank: _identity(move, rank, stayers, joining or {}) for rank in lost}
+    if joining is None:
+        wanted = {rank: identity for rank, identity in wanted.items() if identity}
+    return sources.choose(wanted, stayers, sources.agree(stayers).target)
+
+
+def _identity(
+    move: Move, rank: int, stayers: tuple[sources.Stayer, ...], joining: Mapping[int, str]
+) -> str:
+    """What is known, else what the joiner built as that rank, else what everybody shares."""
+    known = lookup.identity_of(move.state, rank)
+    joiner = move.state.workers.get(joining.get(rank, ""))
+    if known or joiner is None or joiner.readiness is None:
+        return known
+    built = joiner.readiness.identity
+    if joiner.readiness.as_rank == rank or all(each.identity == built for each in stayers):
+        return built
+    return ""
 
 
 def is_fresh_start(move: Move, reports: Mapping[str, Report], lost: tuple[int, ...]) -> bool:
@@ -72,7 +86,7 @@ def is_fresh_start(move: Move, reports: Mapping[str, Report], lost: tuple[int, .
         return False
     if any(each.report.is_building for each in stayers):
         return True
-    return bool(restoration(move, reports, stayers, lost).missing)
+    return bool(restoration(move, stayers, lost).missing)
 
 
 def build(move: Move, phase: Gathering, is_fresh: bool) -> Plan | Impossible:
@@ -99,7 +113,7 @@ def build(move: Move, phase: Gathering, is_fresh: bool) -> Plan | Impossible:
     if is_fresh:
         return plan
     agreed = sources.agree(stayers)
-    found = restoration(move, phase.reports, stayers, lost)
+    found = restoration(move, stayers, lost, joining)
     if agreed.contradiction or found.missing:
         text = agreed.contradiction or "; ".join(found.missing)
         code = exits.PROTOCOL_FAILED if agreed.contradiction else exits.CANNOT_RESTORE

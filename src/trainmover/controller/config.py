@@ -97,7 +97,7 @@ class ForeignTimeouts:
 def check_relations(config: Config, others: ForeignTimeouts) -> None:
     """Cross-check of all time-outs at the start of a job. Raises ConfigError naming both sides.
 
-    The relations of protocol.md's timer line: heartbeats prove life faster than gates time out, a
+    The relations of the protocol's timers: heartbeats prove life faster than gates time out, a
     run-out and a report fit into an incident, and a worker outwaits a restart of the controller
     together with a whole incident.
     """

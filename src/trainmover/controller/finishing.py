@@ -1,7 +1,7 @@
 """The end of training: the finish gate, COMPLETE, and stops the operator asks for.
 
 Decides when all ranks have done all steps (C6: one passed finish gate proves it for everyone).
-Upholds protocol.md 17: processes and states are kept until COMPLETE is journaled.
+Upholds protocol 17: processes and states are kept until COMPLETE is journaled.
 """
 
 from __future__ import annotations

@@ -65,6 +65,8 @@ def on_first_gate(move: Move, rank: int, body: FirstGate) -> None:
     incident = move.state.incident
     if incident is None or any(marks.rank == rank for marks in incident.marks):
         return
+    if body.generation <= incident.base_generation:
+        return  # repeated word of the generation that this switchover leaves
     if incident.first_gate_at is None:
         note(move, "first_gate")
     incident = move.state.incident

@@ -2,7 +2,7 @@
 
 Decides when a plan commits (C5: every member, and a planned one's leavers, at the same version with
 equal digests) and what a commit changes. Does not decide what a plan says, nor what follows an
-abort. Always journal first, then send (protocol.md 13); a number has one plan and one end.
+abort. Always journal first, then send (protocol 13); a number has one plan and one end.
 """
 
 from __future__ import annotations

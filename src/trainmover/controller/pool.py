@@ -60,6 +60,8 @@ def on_hello(move: Move, hello: AgentHello) -> None:
     move.because(f"{hello.machine} registered")
     for status in hello.workers:
         _meet(move, hello.machine, status)
+    # What was said while the link was down is said again at once.
+    move.state = replace(move.state, resend_at=move.now)
 
 
 def refuse(move: Move, machine: str, reason: str) -> None:
@@ -202,15 +204,26 @@ def _is_founder(move: Move, worker: Worker) -> bool:
 
 def become_standby(move: Move, worker: Worker) -> None:
     """Build `main` as the rank it is likely to take."""
-    as_rank = worker.local_rank
-    if isinstance(move.state.phase, Gathering):
-        for seat in move.state.phase.seats:
-            if seat.incarnation == worker.incarnation:
-                as_rank = seat.rank
-    worker = replace(worker, role="standby", as_rank=as_rank)
+    worker = replace(worker, role="standby", as_rank=_likely_rank(move, worker))
     move.keep_worker(worker)
     if not worker.reason:
         order_standby(move, worker)
+
+
+def _likely_rank(move: Move, worker: Worker) -> int:
+    """The rank it has a seat for, or whose worker has just ended in its place, or any."""
+    if isinstance(move.state.phase, Gathering):
+        for seat in move.state.phase.seats:
+            if seat.incarnation == worker.incarnation:
+                return seat.rank
+    for member in lookup.members(move.state):
+        is_same_place = (
+            member.machine == worker.machine
+            and lookup.local_rank_of(move.state, member.rank) == worker.local_rank
+        )
+        if is_same_place and member.incarnation not in move.state.workers:
+            return member.rank
+    return worker.local_rank
 
 
 def order_standby(move: Move, worker: Worker) -> None:
@@ -272,7 +285,7 @@ def on_statuses(move: Move, machine: str, statuses: tuple[WorkerStatus, ...]) ->
         latest = seen.get(worker.incarnation)
         if latest is not None:
             _keep_status(move, worker, latest)
-        elif worker.status is not None and _is_missing(move, worker):
+        elif (worker.status is not None or worker.is_up) and _is_missing(move, worker):
             vanished.append(worker.incarnation)
     return tuple(vanished)
 

@@ -192,6 +192,8 @@ def _decide(move: Move, phase: Freezing) -> None:
     if agreed.contradiction:
         ending.stop(move, exits.PROTOCOL_FAILED, agreed.contradiction)
         return
+    step = max(move.state.step, agreed.target.step)
+    move.state = replace(move.state, step=step)
     staying = {each.rank for each in stayers}
     lost = tuple(m.rank for m in lookup.members(move.state) if m.rank not in staying)
     if not lost:
@@ -199,7 +201,7 @@ def _decide(move: Move, phase: Freezing) -> None:
         if cover is None:
             return
         lost = cover
-    if _waits_for_holders(move, phase, stayers, lost):
+    if not _is_restorable(move, phase.reports, stayers, lost):
         return
     incidents.note(move, "reported")
     move.reached("all_reported", phase.number)
@@ -259,20 +261,19 @@ def replace_elsewhere(move: Move, ranks: tuple[int, ...], evidence: str) -> None
         pool.end(move, member.incarnation, evidence)
 
 
-def _waits_for_holders(
-    move: Move, phase: Freezing, stayers: tuple[sources.Stayer, ...], lost: tuple[int, ...]
+def _is_restorable(
+    move: Move,
+    reports: Mapping[str, Report],
+    stayers: tuple[sources.Stayer, ...],
+    lost: tuple[int, ...],
 ) -> bool:
-    """Stop if a lost rank has no source; wait while a standby may still hold what is missing."""
-    if agreement.is_fresh_start(move, phase.reports, lost):
-        return False
-    missing = agreement.restoration(move, phase.reports, stayers, lost).missing
-    if not missing:
-        return False
-    silent = [w for w in lookup.standbys(move.state) if w.incarnation not in phase.reports]
-    if silent and move.now < phase.deadline:
+    """Whether each lost rank has a source; stops the job, naming the ranks, where one has none."""
+    if agreement.is_fresh_start(move, reports, lost):
         return True
-    ending.stop(move, exits.CANNOT_RESTORE, "; ".join(missing))
-    return True
+    missing = agreement.restoration(move, stayers, lost).missing
+    if missing:
+        ending.stop(move, exits.CANNOT_RESTORE, "; ".join(missing))
+    return not missing
 
 
 # --------------------------------------------------------------------------- joiners and plan
@@ -323,7 +324,7 @@ def gather_again(move: Move, phase: Gathering) -> None:
         return
     staying = {each.rank for each in stayers}
     lost = tuple(m.rank for m in lookup.members(move.state) if m.rank not in staying)
-    if _waits_for_holders(move, freezing, stayers, lost):
+    if not _is_restorable(move, phase.reports, stayers, lost):
         return
     _begin_seats(move, phase.number, phase.reports, lost, phase.seats)
 

@@ -93,6 +93,7 @@ def initial_state(
         closed=past.closed,
         is_stop_wanted=past.is_stop_wanted,
         started_at=now,
+        moved_at=now,
         resend_at=after(now, seconds(config.resend_interval_s)),
         progress_at=now,
     )

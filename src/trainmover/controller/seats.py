@@ -1,7 +1,8 @@
 """Who takes a lost rank: respawned in place, a ready standby, or a machine still to come.
 
 Decides the rung per rank and bounds every wait (P5). Upholds C94: a machine whose worker ended
-keeps its rank while its agent lives, and the standby stays untouched; P1: a rank keeps its local rank.
+keeps its rank while its agent lives, and the standby stays untouched; P1: a rank keeps its local
+rank.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def _renewed_respawn(move: Move, seat: Seat) -> Seat:
     if seat.incarnation:
         return seat
     if member.incarnation in move.state.workers:
-        # Only when the old process is reaped nothing of it can act (protocol.md C2).
+        # Only when the old process is reaped nothing of it can act (protocol C2).
         pool.end(move, member.incarnation, "replaced in place")
         return seat
     if not _may_respawn(move, member):
@@ -136,7 +137,8 @@ def _match(move: Move, ranks: list[int], given: dict[int, str], is_fresh: bool) 
     machines = tuple(dict.fromkeys(worker.machine for worker in free))
     best: dict[int, str] = {}
     best_score = (0, 0)
-    for machine in machines:
+    # Its own machine comes last: respawning there is another rung, which has been ruled out.
+    for machine in sorted(machines, key=lambda name: name == _machine_of(move, ranks[0])):
         here = [worker for worker in free if worker.machine == machine]
         found = assign(move, ranks, here)
         alike = sum(_is_alike(move, rank, name) for rank, name in found.items())

@@ -82,13 +82,12 @@ class Restoration:
 def choose(
     lost: Mapping[int, str],
     stayers: tuple[Stayer, ...],
-    holders: tuple[Report, ...],
     target: Version,
 ) -> Restoration:
     """Sources for `lost` (rank -> identity of its bulk state).
 
-    `holders` are all reports, standbys' included: an aborted joiner keeps what it was given (7b).
-    Several joiners draw from different replicas as far as there are any.
+    Only stayers serve: a source has to be prepared at exactly the target (protocol 8). Several
+    joiners draw from different replicas as far as there are any.
     """
     sources: list[Source] = []
     missing: list[str] = []
@@ -96,7 +95,7 @@ def choose(
     for rank in sorted(lost):
         identity = lost[rank]
         replicas = [each for each in stayers if identity and each.identity == identity]
-        own = _holder(rank, holders, target)
+        own = _holder(rank, stayers, target)
         if not replicas:
             missing.append(f"rank {rank}: no live replica of its state")
         elif own is None:
@@ -118,12 +117,12 @@ def choose(
     return Restoration(sources=tuple(sources), missing=tuple(missing))
 
 
-def _holder(rank: int, holders: tuple[Report, ...], target: Version) -> str | None:
-    for report in holders:
-        for held in report.personal:
+def _holder(rank: int, stayers: tuple[Stayer, ...], target: Version) -> str | None:
+    for each in stayers:
+        for held in each.report.personal:
             # A gate copy of leaves that change behind the gate is never used (B1).
             if held.owner_rank == rank and held.version == target and held.is_final:
-                return report.incarnation
+                return each.report.incarnation
     return None
 
 

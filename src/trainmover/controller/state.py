@@ -308,6 +308,8 @@ class State:
     is_stop_wanted: bool = False
     failure: ScriptFailure | None = None
     started_at: Instant
+    moved_at: Instant
+    """Instant of the latest event: a long gap means that this process was stopped itself."""
     resend_at: Instant
     step: int = 0
     """Highest step any rank is known to have entered; for people."""

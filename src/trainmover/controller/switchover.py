@@ -1,7 +1,7 @@
 """Planned switchovers: machines leave at a step boundary and standbys take their ranks.
 
 Decides whether a request can be accepted, who joins, and the order prepare, flag, boundary, plan.
-A fault inside aborts it first (protocol.md 20); the old generation is usable until the commit.
+A fault inside aborts it first (protocol 20); the old generation is usable until the commit.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from trainmover.controller.state import (
 from trainmover.protocol import exits
 from trainmover.protocol.messages import (
     AtBoundary,
+    Done,
     OperatorReply,
     Plan,
     Prepare,
@@ -115,10 +116,8 @@ def _joiners(
         if standby is None:
             return {}, _why_not_ready(move, machine, wanted)
         taken.append(standby)
-        for worker in lookup.workers_on(move.state, standby):
-            for rank in ranks:
-                if lookup.local_rank_of(move.state, rank) == worker.local_rank:
-                    chosen[rank] = worker
+        by_place = {w.local_rank: w for w in lookup.workers_on(move.state, standby)}
+        chosen |= {rank: by_place[lookup.local_rank_of(move.state, rank)] for rank in ranks}
     return chosen, ""
 
 
@@ -223,6 +222,7 @@ def _prepare(move: Move, wish: Wish, chosen: dict[int, Worker]) -> None:
         target=UNKNOWN,
         membership=Membership(generation=number, members=_new_members(move, chosen)),
         leavers=leaving,
+        leaver_members=tuple(lookup.members(state)[rank] for rank in sorted(chosen)),
         joiners=tuple(chosen[rank].incarnation for rank in sorted(chosen)),
         sources=tuple(
             Source(rank=rank, bulk_from=name, own_from=name, shared_from=name, kind="leaver")
@@ -275,7 +275,7 @@ def on_ready(move: Move, phase: Preparing, name: str) -> None:
     move.reached("flag_set", phase.plan.number)
 
 
-def on_boundary(move: Move, body: AtBoundary) -> None:
+def on_boundary(move: Move, body: AtBoundary | Done) -> None:
     """A rank has stopped behind the flagged gate; the first one names the boundary."""
     phase = move.state.phase
     match phase:

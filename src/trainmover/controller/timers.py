@@ -70,8 +70,29 @@ def next_deadline(state: State) -> Instant | None:
             deadline = due
         case _ as never:
             assert_never(never)
-    failure = state.failure.deadline if state.failure is not None else None
-    return earliest(state.resend_at, deadline, failure)
+    if state.failure is None or isinstance(state.phase, Ending):
+        return earliest(state.resend_at, deadline)
+    return earliest(state.resend_at, deadline, state.failure.deadline)
+
+
+def notice_gap(move: Move) -> None:
+    """After a pause of this very process nobody is late: what they said waits to be read (C5)."""
+    state, config = move.state, move.state.config
+    is_paused = move.has_waited(state.moved_at, config.lost_after_s / 2)
+    move.state = replace(state, moved_at=move.now)
+    if not is_paused:
+        return
+    move.because("this controller was stopped for a while: nobody is late")
+    for name in sorted(state.machines):
+        move.keep_machine(replace(state.machines[name], heard_at=move.now))
+    for name in sorted(state.workers):
+        worker = state.workers[name]
+        move.keep_worker(replace(worker, missing_since=None, stopped_since=None))
+    phase = state.phase
+    if isinstance(phase, Forming | Training | Gathering | Ended):
+        return
+    deadline = max(phase.deadline, move.in_(config.report_timeout_s))
+    move.enter(replace(phase, deadline=deadline))
 
 
 def on_due(move: Move) -> None:
@@ -153,6 +174,8 @@ def _on_training(move: Move, phase: Training) -> None:
     if not phase.has_passed_gate and state.progress_gate >= max(state.target.step, 0):
         phase = replace(phase, has_passed_gate=True)
         move.enter(phase)
+    phase = _with_acknowledged(state, phase)
+    move.enter(phase)
     is_heard = not phase.unacknowledged
     is_late = move.has_waited(phase.committed_at, config.release_timeout_s)
     if phase.has_passed_gate or (is_heard and is_late):
@@ -160,6 +183,17 @@ def _on_training(move: Move, phase: Training) -> None:
     if incidents.has_to_close(move):
         incidents.close(move)
     switchover.advance(move)
+
+
+def _with_acknowledged(state: State, phase: Training) -> Training:
+    """A progress page that shows the generation confirms its commit as well as a message does."""
+    silent = []
+    for name in phase.unacknowledged:
+        worker = state.workers.get(name)
+        seen = worker.status.generation if worker is not None and worker.status is not None else 0
+        if seen != state.generation:
+            silent.append(name)
+    return replace(phase, unacknowledged=tuple(silent))
 
 
 def _release_leavers(move: Move) -> None:
@@ -238,8 +272,9 @@ def unanswered(move: Move) -> list[tuple[str, ToWorkerBody]]:
             silent = [n for n in recovery.frozen_workers(move) if n not in phase.reports]
             found += [(name, Freeze(term=term, number=number)) for name in silent]
         case Gathering(number=number):
-            silent = [n for n in lookup.member_names(state) if n not in phase.reports]
-            found += [(name, Freeze(term=term, number=number)) for name in silent]
+            # To those who have reported as well: a frozen worker that hears nothing gives up.
+            freeze = Freeze(term=term, number=number)
+            found += [(name, freeze) for name in lookup.member_names(state)]
         case Completing():
             found += [(name, Complete(term=term)) for name in lookup.member_names(state)]
         case Forming() | Finishing() | Ending() | Ended():

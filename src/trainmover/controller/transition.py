@@ -88,6 +88,7 @@ def transition(state: State, event: Event, now: Instant) -> Transition:
     move = Move(state, now)
     if isinstance(state.phase, Ended):
         return move.done()
+    timers.notice_gap(move)
     match event:
         case FromAgent(machine=machine, body=agent_body):
             _on_agent(move, machine, agent_body)
@@ -270,14 +271,16 @@ def _on_numbered(
         case PhaseOneFailed(edge=edge) | Lost(edge=edge):
             losses.on_plan_edge(move, body.incarnation, body.number, edge)
         case Done():
-            if isinstance(phase, Switching):
-                _on_done(move, phase, body)
+            # A rank that stopped and went straight on names the boundary as well.
+            switchover.on_boundary(move, body)
+            if isinstance(move.state.phase, Switching):
+                _on_done(move, move.state.phase, body)
         case _ as never:
             assert_never(never)
 
 
 def _answer_closed(move: Move, worker: Worker, number: int) -> None:
-    """The number is over: say how it ended (protocol.md 20); both answers are idempotent."""
+    """The number is over: say how it ended (protocol 20); both answers are idempotent."""
     if number == move.state.generation:
         move.tell(worker.incarnation, Commit(term=move.state.term, number=number))
     elif number > move.state.highest_number:

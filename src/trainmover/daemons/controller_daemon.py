@@ -33,7 +33,6 @@ from trainmover.daemons.run_directory import (
     read_struct,
     write_struct,
 )
-from trainmover.daemons.spread import Spread
 from trainmover.edges import clock, faults, seal
 from trainmover.edges.controller_server import ControllerServer, ServerHandlers
 from trainmover.edges.journal import Journal
@@ -82,7 +81,6 @@ class ControllerDaemon:
                 answer=self._views.answer,
             ),
         )
-        self._spread = Spread(self._server.send)
         self._loop: DeciderLoop[controller.State, controller.Event, controller.Command]
         self._outcome: OutcomeFile | None = None
 
@@ -208,7 +206,7 @@ class ControllerDaemon:
             case Append(record=record):
                 self._append(record)
             case ToAgent(machine=machine, body=body):
-                self._spread.send(machine, body)
+                self._server.send(machine, body)  # lost without a link; it comes again
             case ToOperator(reply=reply):
                 self._views.reply(reply)
             case PhaseReached(name=name, number=number):
@@ -220,7 +218,6 @@ class ControllerDaemon:
 
     def _append(self, record: AnyRecord) -> None:
         self._journal.append(encode_record(record))
-        self._spread.journaled(record)
         if isinstance(record, IncidentClosed):
             self._records.add_incident(record.report)
 

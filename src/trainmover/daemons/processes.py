@@ -13,6 +13,8 @@ from pathlib import Path
 from trainmover.daemons.run_directory import MachineFile, RunDirectory, is_alive, read_struct
 from trainmover.edges import probes
 
+PENDING = ("SigPnd:", "ShdPnd:")
+
 
 def session_members(session: int, leader_start: int) -> tuple[int, ...]:
     """Pids in the session, ascending; none if a stranger leads a session of that number now."""
@@ -50,11 +52,25 @@ def machine_pids(directory: RunDirectory, machine: str) -> tuple[int, ...]:
 
 
 def kill_machine(directory: RunDirectory, machine: str) -> tuple[int, ...]:
-    """SIGKILL to the machine's whole process tree, agent first; the pids. For drills."""
+    """SIGKILL to the machine's whole process tree, as if at one instant; the pids. For drills."""
     pids = machine_pids(directory, machine)
-    for pid in pids:
+    for pid in pids[:1]:
+        send(pid, signal.SIGSTOP)  # it must not mend what is being broken
+    for pid in reversed(pids):
         send(pid, signal.SIGKILL)
     return pids
+
+
+def is_here_to_stay(pid: int, start: int) -> bool:
+    """Whether the process life lasts and no SIGKILL is on its way to it."""
+    if not is_alive(pid, start):
+        return False
+    try:
+        text = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    pending = [line.split()[1] for line in text.splitlines() if line.startswith(PENDING)]
+    return not any(int(mask, 16) & (1 << (signal.SIGKILL - 1)) for mask in pending)
 
 
 def send(pid: int, number: int) -> None:

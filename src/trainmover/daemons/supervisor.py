@@ -15,14 +15,15 @@ import sys
 import time
 import types
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Final
 
 import msgspec
 
 from trainmover.daemons import processes
 from trainmover.daemons.options import AgentOptions, ControllerOptions
+from trainmover.daemons.plan import JobPlan, Screen
 from trainmover.daemons.process import CRASHED
 from trainmover.daemons.run_directory import (
     ControllerFile,
@@ -30,7 +31,6 @@ from trainmover.daemons.run_directory import (
     JobFile,
     OutcomeFile,
     RunDirectory,
-    is_alive,
     mark_owner,
     read_struct,
     sweep_runtime,
@@ -43,52 +43,16 @@ from trainmover.errors import ConfigError, TrainMoverError
 from trainmover.protocol import exits
 from trainmover.protocol.messages import JobSpec, StopRequest
 
+__all__ = ["JobPlan", "Screen", "Supervisor"]
+
 POLL_S: Final = 0.05
 CONSOLE_INTERVAL_S: Final = 0.25
 CONTROLLER_START_LIMIT_S: Final = 30.0
 MAX_CONTROLLER_RESTARTS: Final = 20
 MAX_AGENT_RESTARTS: Final = 20
+JUDGE_AFTER_S: Final = 0.3
 END_LIMIT_S: Final = 15.0
 STOP_NOW_LIMIT_S: Final = 15.0
-
-
-class Screen(Protocol):
-    """Where people see the job."""
-
-    def line(self, kind: str, text: str) -> None:
-        """One line that stays."""
-
-    def progress(self, status: dict[str, Any], last: dict[str, Any] | None) -> None:
-        """The line that changes."""
-
-    def close(self) -> None:
-        """Nothing more comes."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class JobPlan:
-    """What to run and how; one value for the command line, drills and benchmarks."""
-
-    script: str
-    arguments: tuple[str, ...] = ()
-    machines: int = 2
-    standbys: int = 0
-    workers_per_machine: int = 1
-    job: str = ""
-    run_directory: Path
-    settings: tuple[tuple[str, str], ...] = ()
-    host: str = "127.0.0.1"
-    port: int = 0
-    entry: str = ""
-    is_cold: bool = False
-    orphan_timeout_s: float = 60.0
-    environment: dict[str, str] = field(default_factory=dict)
-    """Added to the environment of every process of the job (drills)."""
-
-    @property
-    def machine_names(self) -> tuple[str, ...]:
-        """``m0`` and so on, standbys last."""
-        return tuple(f"m{index}" for index in range(self.machines + self.standbys))
 
 
 @dataclass(kw_only=True)
@@ -99,6 +63,7 @@ class _Child:
     process: subprocess.Popen[bytes]
     restarts: int = 0
     is_gone: bool = False
+    dead_since: float | None = None
 
 
 class Supervisor:
@@ -131,7 +96,9 @@ class Supervisor:
             self._end_all()
             self._screen.close()
             for number, handler in before.items():
-                signal.signal(number, handler)
+                # A hasty fourth Ctrl-C must not turn the exit code into a traceback.
+                is_killed = self._stop_signals >= 3
+                signal.signal(number, signal.SIG_IGN if is_killed else handler)
         return code
 
     # -------------------------------------------------------------------------- start
@@ -257,6 +224,9 @@ class Supervisor:
             for child in self._agents:
                 if not child.is_gone and child.process.poll() is not None:
                     self._judge_agent(child)
+            if all(child.is_gone for child in self._agents):
+                self._screen.line("failure", "no machine is left")
+                return self._verdict()
             self._pass_signals()
             if self._stop_signals >= 3:
                 self._screen.line("end", "third interrupt: every process of the job is killed")
@@ -281,9 +251,16 @@ class Supervisor:
         return True
 
     def _judge_agent(self, child: _Child) -> None:
+        now = time.monotonic()
+        child.dead_since = now if child.dead_since is None else child.dead_since
+        if now - child.dead_since < JUDGE_AFTER_S:
+            return  # whatever ended the agent may be ending its nursery just now
         code = child.process.returncode
+        child.dead_since = None
         found = processes.machine_of(self.directory, child.name)
-        has_nursery = found is not None and is_alive(found.nursery_pid, found.nursery_start)
+        has_nursery = found is not None and processes.is_here_to_stay(
+            found.nursery_pid, found.nursery_start
+        )
         is_accident = code < 0 or code == CRASHED
         if is_accident and has_nursery and child.restarts < MAX_AGENT_RESTARTS:
             child.restarts += 1
@@ -340,8 +317,8 @@ class Supervisor:
     def _verdict(self) -> int:
         outcome = read_struct(self.directory.path / "outcome.json", OutcomeFile)
         if outcome is None:
-            code = self._controller.process.returncode
-            return code if code > 0 else exits.START_FAILED
+            code = self._controller.process.poll()
+            return code if code is not None and code > 0 else exits.START_FAILED
         return outcome.code
 
     def failure(self) -> FailureFile | None:

@@ -250,9 +250,11 @@ class Run:
             raise BaselineFailed(f"not done after {self.config.limit_s} s; {self._log_end()}")
 
     def _log_end(self) -> str:
+        """The last errors in the agents' logs; torchrun's own summary names no cause."""
         logs = sorted(self.config.folder.glob("agent-*.log"))
-        ends = [log.read_text(errors="replace").splitlines()[-3:] for log in logs]
-        return "the logs end with: " + " | ".join(line for end in ends for line in end)
+        lines = [line for log in logs for line in log.read_text(errors="replace").splitlines()]
+        errors = [line.strip() for line in lines if "Error: " in line] or lines
+        return f"its logs in {self.config.folder} end with: " + " | ".join(errors[-3:])
 
 
 def marked(mark: str) -> list[psutil.Process]:

@@ -42,11 +42,11 @@ class DemoConfig:
 
     folder: Path
     """Where report.json and timeline.png go."""
-    steps: int = 260
+    steps: int = 160
     """Long enough for a machine to leave, to come back as the standby, and for another to die."""
     model: tuple[str, ...] = ("--batch", "2")
     """More arguments of examples/train_gpt.py."""
-    limit_s: float = 200.0
+    limit_s: float = 420.0
     keeps_run: bool = False
     """Keep journals, logs and losses of both runs beside the report."""
 

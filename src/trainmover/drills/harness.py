@@ -55,6 +55,8 @@ class JobRequest:
     settings: tuple[tuple[str, str], ...] = ()
     """As for ``--set``."""
     environment: tuple[tuple[str, str], ...] = ()
+    disturbance: tuple[tuple[str, str], ...] = ()
+    """More environment, for scripts that can hurt themselves; the undisturbed run lacks it."""
     flags: tuple[str, ...] = ()
     """More flags of ``trainmover run``."""
     faults: str = ""
@@ -126,6 +128,7 @@ class RunningJob:
             "OMP_NUM_THREADS": "1",
             faults.MARKS_VARIABLE: str(marks),
             **dict(self.request.environment),
+            **dict(self.request.disturbance),
         }
         if self.request.faults:
             environment[faults.VARIABLE] = self.request.faults
@@ -206,7 +209,7 @@ class RunningJob:
             repeated=tuple(repeated),
             final=msgspec.json.decode(final.read_bytes()) if final.exists() else None,
             incidents=tuple(self.incidents()),
-            outcome=read_struct(self.directory.path / "outcome.json", OutcomeFile),
+            outcome=self.outcome_file(),
             seconds=time.monotonic() - self._started_s,
         )
 
@@ -277,6 +280,15 @@ class RunningJob:
         """Pid of the controller that has listened last; 0 before the first."""
         found = read_struct(self.directory.path / "controller.json", ControllerFile)
         return 0 if found is None else found.pid
+
+    def operator_port(self) -> int:
+        """Port of the controller; 0 before it listens."""
+        found = read_struct(self.directory.path / "controller.json", ControllerFile)
+        return 0 if found is None else found.port
+
+    def outcome_file(self) -> OutcomeFile | None:
+        """How the job ended; None while nothing is decided."""
+        return read_struct(self.directory.path / "outcome.json", OutcomeFile)
 
     def struck(self) -> list[str]:
         """Injection rules that have fired so far."""

@@ -18,7 +18,7 @@ _known: dict[JobRequest, JobResult] = {}
 
 def undisturbed_request(request: JobRequest) -> JobRequest:
     """The same job left alone."""
-    return replace(request, standbys=0, faults="", flags=())
+    return replace(request, standbys=0, faults="", disturbance=(), flags=())
 
 
 def run_undisturbed(request: JobRequest, folder: Path) -> JobResult:

@@ -52,6 +52,8 @@ class Gate:
 def start(process: Process, step: int) -> None:
     """PROCEED: run `step`, or the finish gate behind the last one."""
     process.attempt_count += 1
+    process.world.training_began()
+    process.world.moment("boundary")
     mine = Attempt(step, process.generation, process.main_life)
     process.attempt = mine
     scenario = process.world.scenario
@@ -103,6 +105,7 @@ def check_complete(process: Process) -> None:
     gradients = tuple(value for value in found if value is not None)
     if len(gradients) < world_size:
         return
+    process.world.moment("ready")
     mine.is_complete = True
     mine.gradients = gradients
     at_gate = numbers.own_at_gate(process.numbers, mine.step)
@@ -155,6 +158,7 @@ def store_personal(process: Process, frame: Personal) -> None:
 
 def contribute(process: Process, command: worker_events.ContributeGate) -> None:
     """Enter the gate with this rank's flags."""
+    process.world.moment("gate")
     mine = process.attempt
     held = tuple(
         (owner, version.step)
@@ -234,6 +238,7 @@ def apply_gate(process: Process, step: int, vector: tuple[int, ...]) -> None:
         process.world.fail("W13", f"{process.name} is told to apply {step} without gradients")
         return
     process.last_gate = step
+    process.world.moment("tail")
     process.later(TAIL_S, lambda: _tail_over(process, mine, vector))
 
 

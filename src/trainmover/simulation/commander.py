@@ -50,6 +50,7 @@ class Commander:
         self._append(TermTaken(term=self.term))
         self.queue.clear()
         self.pending.clear()
+        self.hung_until = 0
         self.is_busy = False
         self.tick_at = None
         self.crash_after = -1

@@ -87,6 +87,7 @@ def start(process: Process, plan: Plan) -> None:
     is_joiner = process.name in plan.joiners and not plan.is_fresh_start
     work = CutOverWork(plan, is_joiner, is_leaver, _peers(process, plan))
     process.cut_over = work
+    process.world.moment("cut_over")
     mark = CutMark(plan.number)
     for peer in work.peers:
         old = process.channels.get(peer)
@@ -131,10 +132,10 @@ def _missing(process: Process, work: CutOverWork) -> list[str]:
 def advance(process: Process) -> None:
     """Do whatever has become possible; report when nothing is left."""
     work = process.cut_over
-    if work is None or work.is_done:
+    if work is None:
         return
     _serve(process, work)
-    if _missing(process, work):
+    if work.is_done or _missing(process, work):
         return
     if work.is_joiner and not work.is_loaded:
         _ask(process, work)

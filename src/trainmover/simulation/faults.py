@@ -17,43 +17,37 @@ if TYPE_CHECKING:
     from trainmover.simulation.process import Process
     from trainmover.simulation.world import World
 
-PATIENCE_S = 8.0
-"""How long a fault that wants a switchover waits for one."""
-
-
 class Strike:
     """One fault of the scenario, waiting for its moment."""
 
     def __init__(self, world: World, fault: Fault) -> None:
         self.world = world
         self.fault = fault
-        self.give_up_at = 0
 
     def __call__(self) -> None:
-        """Strike now, or look again shortly if no switchover is open."""
-        world = self.world
-        if world.commander.end is not None:
-            return
-        if not self.give_up_at:
-            self.give_up_at = world.schedule.now + round(PATIENCE_S * 1e9)
-        if self.fault.is_during_switch and not self._is_switching():
-            if world.schedule.now < self.give_up_at:
-                world.schedule.after(0.01 * world.random.uniform(0.5, 1.5), self)
-                return
-        elif self.fault.is_during_switch and world.random.random() < 0.85:
-            world.schedule.after(0.004 * world.random.uniform(0.1, 4.0), self._strike)
-            return
-        self._strike()
+        """Its time has come: strike, or wait for the moment it aims at."""
+        if self.fault.aim:
+            self.world.armed.append(self)
+        else:
+            self.strike()
 
-    def _is_switching(self) -> bool:
-        book = self.world.checker.book
-        return bool(book.open_numbers())
-
-    def _strike(self) -> None:
+    def strike(self) -> None:
+        """Strike now."""
         if self.world.commander.end is not None:
             return
         self.world.note(f"FAULT {self.fault.kind} for {self.fault.lasts_s:.1f} s")
         STRIKES[self.fault.kind](self.world, self.fault)
+
+
+def moment(world: World, name: str) -> None:
+    """`name` has come somewhere: of the faults that wait for it, some strike within it."""
+    for strike in [item for item in world.armed if item.fault.aim == name]:
+        if world.random.random() < 0.4:
+            world.armed.remove(strike)
+            delay = world.random.uniform(0.0, 3.0) * world.scenario.channel_delay_s
+            if world.random.random() < 0.3:
+                delay += world.random.uniform(0.0, 4.0) * world.scenario.link_delay_s
+            world.schedule.after(delay, strike.strike)
 
 
 def _members(world: World) -> list[Process]:

@@ -21,7 +21,9 @@ OTHERS = (
     "cut_link",
     "pause_worker",
 )
-REQUESTS = ("switch_one", "switch_two", "stop_boundary")
+REQUESTS = ("switch_one", "switch_two")
+AIMS = ("ready", "gate", "tail", "boundary", "switch", "cut_over", "decision", "frozen")
+"""Moments a fault can wait for, see `World.moment`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +31,12 @@ class Fault:
     """One thing that happens from outside."""
 
     at_s: float
+    is_early: bool
+    """`at_s` counts from power-on instead of from the first step."""
     kind: str
     lasts_s: float
-    is_during_switch: bool
-    """Wait until a switchover is open, then strike within it."""
+    aim: str
+    """Moment to wait for then, and to strike within; empty: at once."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,21 +75,26 @@ class Scenario:
 
 
 def _faults(draw: random.Random, duration_s: float) -> tuple[Fault, ...]:
-    count = draw.choice((0, 1, 1, 2, 2, 3, 3, 4, 5))
-    faults = []
-    for _ in range(count):
-        pool = draw.choice((LOSSES, LOSSES, OTHERS, OTHERS, REQUESTS[:2]))
-        kind = draw.choice(pool)
-        at = draw.uniform(0.0, duration_s * 1.1)
-        lasts = draw.choice((0.2, 1.0, 4.0, 9.0, 14.0, 25.0)) * draw.uniform(0.5, 1.5)
-        faults.append(Fault(at, kind, lasts, draw.random() < 0.4))
-    if draw.random() < 0.05:
-        faults.append(Fault(draw.uniform(0.0, duration_s), "stop_boundary", 0.0, False))
-    if any(fault.is_during_switch for fault in faults) and draw.random() < 0.7:
+    count = draw.choice((0, 1, 1, 2, 2, 3, 3, 4, 5, 6))
+    faults = [_fault(draw, duration_s) for _ in range(count)]
+    if any(fault.aim in ("switch", "cut_over", "decision") for fault in faults):
         kind = draw.choice(("switch_one", "switch_one", "switch_two", "kill_worker"))
-        at = draw.uniform(0.1, duration_s * 0.6)
-        faults.append(Fault(at, kind, 0.0, False))
+        faults.append(Fault(draw.uniform(0.0, duration_s * 0.6), False, kind, 0.0, ""))
+    if draw.random() < 0.04:
+        faults.append(Fault(draw.uniform(0.0, duration_s), False, "stop_boundary", 0.0, ""))
     return tuple(sorted(faults, key=lambda fault: fault.at_s))
+
+
+def _fault(draw: random.Random, duration_s: float) -> Fault:
+    pool = draw.choice((LOSSES, LOSSES, LOSSES, OTHERS, OTHERS, REQUESTS))
+    is_early = draw.random() < 0.1
+    return Fault(
+        at_s=draw.uniform(0.0, 3.0 if is_early else duration_s),
+        is_early=is_early,
+        kind=draw.choice(pool),
+        lasts_s=draw.choice((0.2, 1.0, 4.0, 9.0, 14.0, 25.0)) * draw.uniform(0.5, 1.5),
+        aim=draw.choice(AIMS) if draw.random() < 0.6 else "",
+    )
 
 
 def draw_scenario(seed: int, *, without: tuple[str, ...] = ()) -> Scenario:
@@ -93,15 +102,15 @@ def draw_scenario(seed: int, *, without: tuple[str, ...] = ()) -> Scenario:
     draw = random.Random(f"scenario {seed}")
     machines = draw.choice((2, 3, 3, 4, 4))
     workers = draw.choice((1, 1, 1, 1, 2)) if machines < 4 else 1
-    steps = draw.choice((4, 8, 12, 16))
+    steps = draw.choice((5, 8, 12, 16))
     step_s = draw.choice((0.02, 0.1, 0.3))
     build_s = draw.choice((0.1, 1.0, 5.0))
-    duration_s = 2 * build_s + 2.0 + steps * (step_s + 0.05)
+    duration_s = steps * (step_s + 0.04)
     return Scenario(
         seed=seed,
         machines=machines,
         workers_per_machine=workers,
-        standbys=draw.choice((0, 1, 1, 2, 2, 3)),
+        standbys=draw.choice((0, 1, 1, 1, 2, 2, 3)),
         steps=steps,
         step_s=step_s,
         channel_delay_s=draw.choice((0.0002, 0.002, 0.02)),
@@ -114,7 +123,7 @@ def draw_scenario(seed: int, *, without: tuple[str, ...] = ()) -> Scenario:
         changes_in_tail=draw.random() < 0.15,
         run_out_fails=draw.choice((0.0, 0.0, 0.0, 0.2)),
         script_fails_at=draw.randrange(steps) if draw.random() < 0.04 else -1,
-        revive_s=draw.choice((0.0, 5.0, 20.0)),
+        revive_s=draw.choice((0.0, 2.0, 5.0, 20.0)),
         faults=_faults(draw, duration_s),
         without=without,
     )

@@ -13,7 +13,14 @@ import msgspec
 
 from trainmover import agent, controller
 from trainmover.checks import Checker, Observation, Violation
-from trainmover.protocol.journal import AnyRecord, encode_record
+from trainmover.protocol.journal import (
+    AbortRecorded,
+    AnyRecord,
+    CommitRecorded,
+    IncidentOpened,
+    PlanRecorded,
+    encode_record,
+)
 from trainmover.protocol.messages import FromAgentMessage, JobSpec, ToAgentMessage
 from trainmover.simulation import faults, numbers
 from trainmover.simulation.channels import Channel
@@ -70,6 +77,8 @@ class World:
         self.has_script_failed = False
         self.is_stop_requested = False
         self.losses: list[str] = []
+        self.armed: list[faults.Strike] = []
+        self.has_begun = False
 
     # ------------------------------------------------------------------ what the rest needs
 
@@ -103,6 +112,12 @@ class World:
 
     def journaled(self, record: AnyRecord) -> None:
         """A record is durable."""
+        if isinstance(record, PlanRecorded | CommitRecorded | AbortRecorded):
+            self.moment("decision")
+        elif isinstance(record, IncidentOpened):
+            self.moment("frozen")
+        if isinstance(record, PlanRecorded) and record.plan.kind != "form":
+            self.moment("switch")
         self.digest.update(encode_record(record))
         for violation in self.checker.append(record):
             self.violations.append(violation)
@@ -255,4 +270,19 @@ class World:
         for machine in self.machine_list():
             self.schedule.after(self.random.uniform(0.0, 0.5), machine.start)
         for fault in self.scenario.faults:
-            self.schedule.after(fault.at_s, faults.Strike(self, fault))
+            if fault.is_early:
+                self.schedule.after(fault.at_s, faults.Strike(self, fault))
+
+    def training_began(self) -> None:
+        """The first step of the job runs: the other faults' time counts from here."""
+        if self.has_begun:
+            return
+        self.has_begun = True
+        for fault in self.scenario.faults:
+            if not fault.is_early:
+                self.schedule.after(fault.at_s, faults.Strike(self, fault))
+
+    def moment(self, name: str) -> None:
+        """Something that a fault may wait for happens now."""
+        if self.armed:
+            faults.moment(self, name)

@@ -120,11 +120,12 @@ def _python() -> bytes:
 def _numpy() -> bytes:
     if "numpy.random" not in sys.modules:
         return b""
-    state: Any = np.random.get_state()
-    if type(state) is tuple and state[0] == "MT19937":
-        _, key, position, has_gauss, gauss = state
-        packed: bytes = key.tobytes()
-        return b"M" + _NUMPY.pack(position, bool(has_gauss), gauss) + packed
+    state: Any = np.random.get_state(legacy=False)
+    if state["bit_generator"] == "MT19937":
+        inner = state["state"]
+        packed: bytes = inner["key"].tobytes()
+        gauss = _NUMPY.pack(inner["pos"], bool(state["has_gauss"]), state["gauss"])
+        return b"M" + gauss + packed
     return b"P" + encode_plain(state, "numpy.random.get_state()")
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Shard
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -148,8 +148,14 @@ def shard_place(tensor: torch.Tensor) -> ShardPlace:
     """
     if not isinstance(tensor, DTensor):
         return ShardPlace((), "")
-    _, offset = compute_local_shape_and_global_offset(
-        tensor.shape, tensor.device_mesh, tensor.placements
+    mesh = tensor.device_mesh
+    # Not mesh.get_coordinate(): torch hands out cached tensor specs, and with them the mesh of an
+    # earlier entry of `main`, with the coordinate of the rank the process played then.
+    own = (mesh.mesh == mesh.get_rank()).nonzero()
+    if len(own) == 0:
+        return ShardPlace((), "not on this rank")
+    _, offset = _compute_local_shape_and_global_offset(
+        tensor.shape, mesh.shape, own[0].tolist(), tensor.placements
     )
     shards = [str(placement) for placement in tensor.placements if isinstance(placement, Shard)]
     return ShardPlace(tuple(offset), f"{tuple(tensor.shape)} {' '.join(shards)}")

@@ -1,1 +1,1 @@
-"""One training process: its lifecycle, the user's API, rehearsal in loop-back, adoption of a rank."""
+"""One training process: its lifecycle, the user's API, loop-back, adoption of a rank."""

@@ -177,6 +177,10 @@ class Batches:
         handout = Handout(batch, copies_tensors=self._copies_tensors)
         return _Fetched(handout, cursor, before, None if after == before else after, epoch, index)
 
+    def of_attempt(self) -> list[Any]:
+        """Batches handed out since `begin_attempt`, as they are now (changes in place show)."""
+        return [fetched.handout.batch for fetched in self._attempt]
+
     def begin_attempt(self) -> None:
         """From now on batches belong to this attempt; earlier ones are given up."""
         self._has_attempts = True

@@ -27,6 +27,13 @@ class WorkerConfig:
     """Time a leaver's `main` has to unwind before the process ends anyway."""
     closing_grace_s: float = 1.0
     """Time for last messages to reach the agent before the process ends."""
+    is_check: bool = False
+    """Set by `trainmover check`: undo and repeat step 2, note writes of standbys, end early."""
+    max_steps: int = 0
+    """End the loop after this many steps whatever the script asks for; 0: as the script says."""
+    does_log_digests: bool = False
+    """Tell a digest of parameters, buffers and optimizer state with every step; costs one pass over
+    them."""
     does_scan: bool = True
     """Look for live modules, optimizers, schedulers that are not tracked, once at step 0."""
 

@@ -4,7 +4,8 @@ Lives on the I/O thread. Decides only what this worker can do next; whether the 
 is the controller's, when it may begin is the lifecycle's.
 
     stayer:  prepare channels -> swap -> (main thread: digests, serve) -> renew backups -> done
-    joiner:  prepare channels, meanwhile main thread adopts the rank -> swap -> receive -> backups -> done
+    joiner:  prepare channels, meanwhile main thread adopts the rank -> swap -> receive
+             -> renew backups -> done
     leaver:  (main thread: digests, serve) -> done; it keeps the old channels
 """
 
@@ -196,7 +197,8 @@ class CutOverRun:
         from trainmover.topology.membership import backups_of
 
         stepper = self._runtime.stepper
-        assert stepper is not None and stepper.boundary_personal is not None
+        assert stepper is not None
+        assert stepper.boundary_personal is not None
         assert self.rank is not None
         personal = msgspec.structs.replace(stepper.boundary_personal, owner_rank=self.rank)
         payload = encode(personal)

@@ -73,7 +73,7 @@ class DistributedEntry:
         backend = kwargs.get("backend", args[2] if len(args) > 2 else None)
         if backend not in MEANT_AS_OURS:
             raise ScriptError(
-                f"new_group(backend={backend!r}): under trainmover every group is trainmover's own, "
+                f"new_group(backend={backend!r}): under trainmover every group is its own, "
                 "so that it survives a switchover; leave the backend out"
             )
         if backend not in (None, "", OURS):

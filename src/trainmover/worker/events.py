@@ -193,7 +193,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Send(Command, frozen=True, kw_only=True):
-    """To the controller, through the agent; kept and re-sent by the runtime until the link is up."""
+    """To the controller, through the agent."""
 
     body: FromWorkerBody
 
@@ -202,7 +202,7 @@ class EnterMain(Command, frozen=True, kw_only=True):
     """Call the user's `main` (again) on the main thread, as `rank` of `world_size`.
 
     is_loopback: as a standby; else live in the committed generation. A main that runs already is
-    unwound first. `attempts`: loop-back iterations to run before parking (joiner); -1: until settled.
+    unwound first. `attempts`: loop-back iterations before parking (joiner); -1: until settled.
     """
 
     rank: int
@@ -261,7 +261,7 @@ class PreparePhaseOne(Command, frozen=True, kw_only=True):
 class CutOver(Command, frozen=True, kw_only=True):
     """Swap channels, then serve or receive state as `plan` says, re-seed backups (W14).
 
-    Main thread is at the boundary of `plan.target.step` (a joiner: parked; a fresh start: anywhere).
+    Main thread is at the boundary of `plan.target.step` (a joiner: parked; fresh start: anywhere).
     """
 
     plan: Plan
@@ -292,7 +292,7 @@ class FinishMain(Command, frozen=True, kw_only=True):
 
 
 class StopWorker(Command, frozen=True, kw_only=True):
-    """End this process with `code` for one reason, after `FENCED`/`STOPPED` has closed all channels."""
+    """Close all channels and end this process with `code` for one reason."""
 
     code: int
     reason: str

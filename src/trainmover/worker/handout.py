@@ -27,6 +27,11 @@ class Handout:
         self._copies_tensors = copies_tensors
         self._witnesses: list[tuple[str, Any, int]] | None = None
 
+    @property
+    def batch(self) -> Any:
+        """The batch itself, as it is now."""
+        return self._batch
+
     def give(self, *, is_remembered: bool) -> Any:
         """The batch for the script.
 

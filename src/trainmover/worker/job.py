@@ -161,6 +161,7 @@ class Job:
         self._has_steps = True
         self._host.end_build()
         stepper = self._stepper
+        total = min(total, self._host.config.max_steps or total)
         is_granted = False
         if stepper.is_shadow:
             yield from self._shadow_steps(total)
@@ -171,6 +172,8 @@ class Job:
                 stepper.boundary()
             is_granted = False
             index = stepper.step_index
+            if stepper.check is not None:
+                total = stepper.check.total(total, self._host.generation, index)
             if not self._run_every(index):
                 continue
             if index >= total:

@@ -175,7 +175,8 @@ def on_plan(state: WorkerState, event: PlanIssued, now: Instant) -> Transition:
         return stay(state, "W13: not the plan that was promised")
     if plan.membership.rank_of(state.incarnation) is None or plan.number < state.promise:
         return stay(state, "not a member of this plan")
-    settled = settle_open(replace(state, promise=plan.number), plan)
+    state = replace(state, promise=plan.number, reported=max(state.reported, plan.number))
+    settled = settle_open(state, plan)
     settled = replace(
         settled,
         state=marked(answered(settled.state, Report, StandbyReady), "plan_received", now),

@@ -41,6 +41,8 @@ class Logbook:
         values = dict(self.before_gate)
         if not self._stepper.host.is_tainted:
             values.update(self.after_gate)
+        if self._stepper.host.config.does_log_digests:
+            values["state"] = f"{self._stepper.inventory.bulk_digest():016x}"
         if values:
             self.tell(step_index, values)
 

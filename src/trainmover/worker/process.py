@@ -16,6 +16,7 @@ from trainmover.worker import orders
 from trainmover.worker.distributed_entry import DistributedEntry
 from trainmover.worker.entry import INCARNATION_VARIABLE, Driver, ProcessEnds, set_driver
 from trainmover.worker.runtime import Runtime
+from trainmover.worker.self_check import WriteWatch
 
 
 def run_worker(request: ForkRequest) -> int:
@@ -36,6 +37,8 @@ def run_worker(request: ForkRequest) -> int:
     runtime.start_groups = lambda order: init_process_group(
         runtime.communicator, order.rank, order.world_size
     )
+    if runtime.config.is_check:
+        WriteWatch(runtime.tell_finding, runtime.is_shadow).install()
     runtime.start()
     code = _play(request, runtime, driver)
     runtime.finish_process(code)

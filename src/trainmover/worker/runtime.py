@@ -108,6 +108,10 @@ class Runtime:
         """Whether this is a fork of the worker (a DataLoader child), not the worker itself."""
         return os.getpid() != self._pid
 
+    def is_shadow(self) -> bool:
+        """Whether the script plays a rank it does not have."""
+        return self.stepper is not None and self.stepper.is_shadow
+
     def begin_entry(self, order: orders.RunMain) -> None:
         """`main` is about to be entered as `order` says."""
         self.watch.forget()
@@ -287,7 +291,7 @@ class Runtime:
         self.communicator.abort(command.number)
 
     def _stop(self, command: events.StopWorker) -> None:
-        if command.reason:
+        if command.reason and command.code:
             self.tell_finding("stopped", command.reason)
         self.orders.give(orders.Halt(code=command.code, reason=command.reason))
         self.communicator.close()

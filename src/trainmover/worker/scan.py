@@ -13,12 +13,14 @@ import linecache
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
 import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
@@ -60,7 +62,8 @@ class Finding:
 
     @property
     def _place(self) -> str:
-        return f"{self.file}:{self.line}" if self.file and self.line else self.file
+        name = Path(self.file).name
+        return f"{name}:{self.line}" if self.line else name
 
 
 def find_untracked(tracked: Iterable[object], ignore: Iterable[object] = ()) -> list[Finding]:
@@ -180,33 +183,36 @@ def _has_state(kind: str, item: Any, known: _Known) -> bool:
 
 def _tensors(module: nn.Module) -> Iterator[torch.Tensor]:
     for submodule in module.modules():
-        for group in (submodule._parameters, submodule._buffers):
-            for tensor in group.values():
-                if tensor is not None:
-                    yield tensor
+        for tensor in (*submodule._parameters.values(), *submodule._buffers.values()):
+            if tensor is not None:
+                yield tensor
 
 
 def _inner_ids(items: Iterable[Any]) -> set[int]:
+    """Ids of objects that belong to one of the given objects."""
     inner: set[int] = set()
     for item in items:
         if isinstance(item, nn.Module):
             inner.update(id(child) for child in item.modules() if child is not item)
         else:
-            for name in ("optimizer", "optim", "optimizers", "_schedulers", "base_dataloader"):
-                value = getattr(item, name, None)
-                for one in value if isinstance(value, (list, tuple)) else (value,):
-                    if one is not None and not (
-                        isinstance(item, LRScheduler) and isinstance(one, Optimizer)
-                    ):
-                        inner.add(id(one))
+            inner.update(id(part) for part in _parts(item))
     return inner
+
+
+def _parts(item: Any) -> Iterator[Any]:
+    names = ["optim", "optimizers", "_schedulers", "base_dataloader"]
+    if not isinstance(item, LRScheduler):
+        names.append("optimizer")  # a scheduler's optimizer is an object in its own right
+    for name in names:
+        value = getattr(item, name, None)
+        yield from value if isinstance(value, (list, tuple)) else (value,)
 
 
 def _finding(kind: str, item: Any, names: _Names) -> Finding:
     name, file, line = names.of(item)
     detail = ""
     if kind == "module":
-        count = sum(tensor.numel() for tensor in _tensors(item))
+        count = sum(tensor.numel() for tensor in _tensors(item) if not is_lazy(tensor))
         detail = f"{_count(count)} parameters"
     return Finding(kind, type(item).__name__, name, detail, file, line)
 

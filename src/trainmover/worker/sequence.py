@@ -28,6 +28,8 @@ class SequenceWatch:
         self.on_invented: Callable[[], None] | None = None
         self.is_running_out: Callable[[], bool] = bool
         self.on_call: Callable[[str], None] | None = None
+        self.on_early: Callable[[str], None] | None = None
+        """Called with the kind of each collective of the first steps only."""
 
     def observe(self, call: Any) -> None:
         """One collective is entered."""
@@ -38,6 +40,8 @@ class SequenceWatch:
             self._hash.update(text.encode())
         if self.on_call is not None:
             self.on_call(self.last_call)
+        if self.on_early is not None:
+            self.on_early(call.kind)
         if self.is_running_out():
             self.last_invented = f"{call.kind} called at {script_place()}"
             if self.on_invented is not None:
@@ -66,6 +70,11 @@ class SequenceWatch:
         self._is_open = False
 
     @property
+    def open_digest(self) -> str:
+        """Digest of the current attempt so far."""
+        return self._hash.hexdigest()
+
+    @property
     def is_settled(self) -> bool:
         """Whether the last two complete attempts issued the same sequence."""
         return len(self._last_digests) == 2 and self._last_digests[0] == self._last_digests[1]
@@ -87,3 +96,15 @@ def script_place(skip: tuple[str, ...] = ("/trainmover/", "/torch/", "/contextli
             break
         frame = frame.f_back
     return "unknown place"
+
+
+def is_called_from(part: str) -> bool:
+    """Whether a caller's file name contains `part`."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if part in frame.f_code.co_filename:
+            return True
+        if frame.f_back is None:
+            return False
+        frame = frame.f_back
+    return False

@@ -19,6 +19,7 @@ from trainmover.state.rng import restore_rng
 from trainmover.state.undo import UndoSet
 from trainmover.worker import orders
 from trainmover.worker.batches import Batches
+from trainmover.worker.early_findings import EarlyFindings
 from trainmover.worker.events import BoundaryReached, GateRequested
 from trainmover.worker.host import Host
 from trainmover.worker.logbook import Logbook
@@ -26,6 +27,7 @@ from trainmover.worker.metrics import Metrics
 from trainmover.worker.own_leaves import OwnLeaves, differs
 from trainmover.worker.personal import Personal
 from trainmover.worker.roles import Roles
+from trainmover.worker.self_check import SelfCheck
 from trainmover.worker.sequence import SequenceWatch
 from trainmover.worker.unwinding import Halted, Left, Reentered, StepUndone
 
@@ -66,6 +68,10 @@ class Stepper:
         self.has_tracked = False
         self.part = ""
         self.metrics = Metrics(self)
+        watch.on_early = EarlyFindings(self).watch
+        self.check: SelfCheck | None = None
+        if host.config.is_check:
+            self.check = SelfCheck(self, self.logbook.finding)
         self.top_batches: tuple[bytes, ...] = ()
 
     # ------------------------------------------------------------------ tracking
@@ -90,6 +96,10 @@ class Stepper:
 
         Raises: Left, Reentered, Halted.
         """
+        if self.check is not None and self.check.is_rehearsing and self.phase == "boundary":
+            self.rearm()
+            self._begin_attempt()
+            return
         if self.settling is not None:
             plan, self.settling = self.settling, None
             self.rearm()
@@ -215,6 +225,8 @@ class Stepper:
             return
         self.metrics.ride()
         if self.host.is_tainted or self.settling is not None:
+            raise StepUndone
+        if self.check is not None and self.check.at_gate():
             raise StepUndone
         self.phase = "gate"
         self.host.note("gate", self.version.step)

@@ -70,6 +70,7 @@ class Rank:
     def __init__(self, index: int, size: int, board: Any, machines: bool, **config: Any) -> None:
         self.index, self.size, self.board = index, size, board
         self.machines = machines
+        self.barrier = config.pop("barrier")
         self.events = Recorder()
         self.engine = Engine()
         self.fatal: list[BaseException] = []
@@ -123,29 +124,45 @@ class Rank:
         return done[2]
 
     def init(self) -> None:
+        """Form generation 1 and torch's default group; once."""
+        if self.communicator.generation:
+            return
         self.enter(1)
         init_process_group(self.communicator, self.index, self.size)
 
-    def sync(self, name: str, count: int | None = None) -> None:
-        """A barrier outside of what is tested."""
-        count = self.size if count is None else count
+    def wait_board(self, name: str) -> None:
+        """Until somebody has written `name`."""
+        deadline = time.monotonic() + 60
+        while name not in self.board:
+            assert time.monotonic() < deadline, f"nobody wrote {name}"
+            time.sleep(0.02)
+
+    def gather_board(self, name: str, count: int) -> None:
+        """A barrier of some of the fleet, outside of what is tested."""
         self.board[f"{name}:{self.index}"] = True
         deadline = time.monotonic() + 60
-        while sum(key.startswith(f"{name}:") for key in self.board.keys()) < count:
+        while sum(key.startswith(f"{name}:") for key in self.board.keys()) < count:  # noqa: SIM118
             assert time.monotonic() < deadline, f"sync {name} timed out"
-            time.sleep(0.002)
+            time.sleep(0.02)
+
+    def sync(self, name: str, count: int | None = None) -> None:
+        """A barrier outside of what is tested."""
+        if count is None or count == self.size:
+            self.barrier.wait(60)
+        else:
+            self.gather_board(name, count)
 
 
 def _main(
     fn: Callable[..., Any], index: int, size: int, board: Any, out: Any, options: dict[str, Any]
 ) -> None:
     torch.set_num_threads(1)
-    arguments = options.pop("arguments", ())
+    arguments, enders = options.pop("arguments", ()), options.pop("enders", size)
     try:
         rank = Rank(index, size, board, **options)
         result = fn(rank, *arguments)
         out.put((index, "ok", result))
-        rank.sync("end", options.get("enders"))
+        rank.gather_board("end", enders)
         rank.communicator.close()
         rank.engine.stop(2)
     except BaseException:
@@ -166,6 +183,7 @@ def run_ranks(
     with context.Manager() as manager:
         board, out = manager.dict(), context.Queue()
         options = {"machines": machines, "arguments": arguments, **config}
+        options["barrier"] = context.Barrier(size)
         processes = [
             context.Process(target=_main, args=(fn, index, size, board, out, dict(options)))
             for index in range(size)

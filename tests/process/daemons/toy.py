@@ -6,6 +6,7 @@ deciders: forming, planned switchover, respawn, standby, restarts, the end.
 
 from __future__ import annotations
 
+import mmap
 import os
 import socket
 import sys
@@ -20,8 +21,6 @@ from trainmover.protocol.progress_page import PAGE_BYTES, ProgressPage
 from trainmover.units import Instant
 from trainmover.worker import events as e
 from trainmover.worker.lifecycle import LifecycleConfig, initial_state, next_deadline, transition
-
-import mmap
 
 STEP_S = 0.02
 RETRY_S = 0.05

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-
 from tests.waiting import eventually
+
 from trainmover.edges.launcher import Launcher, NurserySettings
 from trainmover.edges.worker_link import WorkerLinkHandlers, WorkerLinkServer
 from trainmover.protocol.messages import FromWorkerBody, JobSpec, StopNow, WorkerUp
@@ -70,9 +70,9 @@ class Bench:
     ) -> Forked | ForkFailed | Exited:
         async with asyncio.timeout(LIMIT_S):
             while True:
-                for notice in self.notices:
-                    if isinstance(notice, kind) and claim(notice):
-                        return notice
+                found = [n for n in self.notices if isinstance(n, kind) and claim(n)]
+                if found:
+                    return found[0]
                 await asyncio.sleep(0.005)
 
     @property
@@ -164,7 +164,7 @@ def test_kill_ends_the_whole_group_and_nobody_else() -> None:
         async with bench("linger") as table:
             table.launcher.launch(table.request("m0.0.1"))
             table.launcher.launch(table.request("m0.0.2", log_path=str(table.folder / "other")))
-            other = await table.notice(Forked, lambda n: getattr(n, "incarnation") == "m0.0.2")
+            other = await table.notice(Forked, lambda n: n.incarnation == "m0.0.2")
             table.launcher.kill("m0.0.1")
             exited = await table.notice(Exited)
             assert exited.incarnation == "m0.0.1"
@@ -180,7 +180,7 @@ def test_a_new_agent_adopts_workers_and_hears_of_ends_it_missed() -> None:
         async with bench("linger") as table:
             table.launcher.launch(table.request("m0.0.1"))
             table.launcher.launch(table.request("m0.0.2", log_path=str(table.folder / "other")))
-            await table.notice(Forked, lambda n: getattr(n, "incarnation") == "m0.0.2")
+            await table.notice(Forked, lambda n: n.incarnation == "m0.0.2")
             table.launcher.kill("m0.0.1")
             await table.notice(Exited)
             successor = Launcher(table.launcher._settings, table.notices.append)
@@ -249,10 +249,12 @@ def test_a_warm_nursery_forks_within_milliseconds() -> None:
             await table.notice(Exited)
             began = time.monotonic()
             table.launcher.launch(table.request("m0.0.2"))
-            await table.notice(Forked, lambda n: getattr(n, "incarnation") == "m0.0.2")
+            await table.notice(Forked, lambda n: n.incarnation == "m0.0.2")
             forked_s = time.monotonic() - began
-            await table.notice(Exited, lambda n: getattr(n, "incarnation") == "m0.0.2")
-            print(f"forked {forked_s * 1e3:.1f} ms, ended {(time.monotonic() - began) * 1e3:.1f} ms")
+            await table.notice(Exited, lambda n: n.incarnation == "m0.0.2")
+            print(
+                f"forked {forked_s * 1e3:.1f} ms, ended {(time.monotonic() - began) * 1e3:.1f} ms"
+            )
             # The promise is 50 ms; a busy machine gets four times that before the test complains.
             assert forked_s < 0.2
             assert "threads 1" in table.log

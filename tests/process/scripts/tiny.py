@@ -8,6 +8,7 @@ flags say where this process kills itself, once: a marker file tells that it has
 from __future__ import annotations
 
 import argparse
+import errno
 import hashlib
 import json
 import os
@@ -49,14 +50,17 @@ class Momentum(torch.optim.Optimizer):
 
 
 class Deaths:
-    """`--die WINDOW:STEP:RANK`: the rank kills itself in the window of that step, once."""
+    """`TINY_DIE=WINDOW:STEP:RANK,...`: the rank kills itself in the window of that step, once.
 
-    def __init__(self, job: trainmover.Job, args: argparse.Namespace) -> None:
+    In the environment, not in the arguments: the undisturbed run has the same command line.
+    """
+
+    def __init__(self, job: trainmover.Job) -> None:
         self.job = job
         self.step = -1
-        self.folder = args.marks
+        self.folder = Path(os.environ.get("TRAINMOVER_FAULT_MARKS", "."))
         self.planned = {}
-        for text in args.die:
+        for text in filter(None, os.environ.get("TINY_DIE", "").split(",")):
             window, step, rank = text.split(":")
             self.planned[window, int(step)] = int(rank)
 
@@ -72,6 +76,11 @@ class Deaths:
 
 
 def build(job: trainmover.Job, args: argparse.Namespace, die: Deaths) -> Any:
+    die("build")
+    if args.groups:
+        pair = dist.new_group([0, 1])
+        die("groups")
+        dist.barrier(group=pair)
     torch.manual_seed(args.seed)
     inputs = torch.randn(640, 8)
     targets = torch.sin(inputs.sum(dim=1, keepdim=True))
@@ -101,7 +110,7 @@ def digest_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
 
 
 def train(job: trainmover.Job, args: argparse.Namespace) -> None:
-    die = Deaths(job, args)
+    die = Deaths(job)
     model, optimizer, scheduler, batches = build(job, args, die)
 
     if args.every:
@@ -129,8 +138,10 @@ def train(job: trainmover.Job, args: argparse.Namespace) -> None:
             dist.all_reduce(mean)
             mean /= dist.get_world_size()
             step.log(loss=mean)
-            if args.raise_at == step.index and raises_here(job, args):
-                raise ValueError(f"bad argument in step {step.index}")
+            if args.raise_at == step.index and raises_here(args):
+                raise error_of(args, step.index)
+            if args.noise == step.index:
+                print("x" * (10 << 20), flush=True)
             die("gate")
             optimizer.step()
             die("scheduler")
@@ -146,9 +157,16 @@ def train(job: trainmover.Job, args: argparse.Namespace) -> None:
     print(f"code behind the loop ran in {os.getpid()}", flush=True)
 
 
-def raises_here(job: trainmover.Job, args: argparse.Namespace) -> bool:
+def raises_here(args: argparse.Namespace) -> bool:
     """Everywhere, or on one machine only."""
     return not args.raise_on or os.environ.get("TRAINMOVER_MACHINE") == args.raise_on
+
+
+def error_of(args: argparse.Namespace, step: int) -> Exception:
+    """The script's own mistake, or a machine's."""
+    if args.raise_on:
+        return OSError(errno.EIO, os.strerror(errno.EIO))
+    return ValueError(f"bad argument in step {step}")
 
 
 def write_final(job: Any, args: argparse.Namespace, model: Any, optimizer: Any) -> None:
@@ -169,8 +187,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--every", type=int, default=0)
     parser.add_argument("--save", type=Path)
     parser.add_argument("--tail", action="store_true")
-    parser.add_argument("--die", action="append", default=[])
-    parser.add_argument("--marks", type=Path)
+    parser.add_argument("--groups", action="store_true")
+    parser.add_argument("--noise", type=int, default=0)
     parser.add_argument("--raise-at", type=int, default=-1)
     parser.add_argument("--raise-on", default="")
     parser.add_argument("--raise-import", action="store_true")

@@ -6,8 +6,6 @@ from typing import Any
 
 import psutil
 import pytest
-from torch.utils.data import DataLoader
-
 from tests.unit.worker.loader_kinds import (
     BATCH,
     Numbers,
@@ -19,6 +17,8 @@ from tests.unit.worker.loader_kinds import (
     step,
     undisturbed,
 )
+from torch.utils.data import DataLoader
+
 from trainmover.errors import TrackError
 from trainmover.worker.batches import Batches
 

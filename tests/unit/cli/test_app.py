@@ -52,7 +52,9 @@ def test_an_unknown_setting_is_named(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_a_wrong_count_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "--machines: expected at least 1" in complaint(capsys, "run", "--machines", "0", __file__)
+    assert "--machines: expected at least 1" in complaint(
+        capsys, "run", "--machines", "0", __file__
+    )
 
 
 def test_no_running_job_is_said(capsys: pytest.CaptureFixture[str]) -> None:

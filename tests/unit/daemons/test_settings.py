@@ -61,5 +61,5 @@ def test_a_value_outside_a_section_is_named(tmp_path: Path) -> None:
 
 
 def test_set_needs_an_equals_sign() -> None:
-    with pytest.raises(ConfigError, match="owner.field=value"):
+    with pytest.raises(ConfigError, match=r"owner\.field=value"):
         settings.read_assignments(["worker.threads"])

@@ -17,7 +17,7 @@ def sample(kind: Any, depth: int = 0) -> Any:
     if origin is tuple:
         return _sample_tuple(typing.get_args(kind), depth)
     if origin is typing.Literal:
-        return [choice for choice in typing.get_args(kind) if choice][0]
+        return next(choice for choice in typing.get_args(kind) if choice)
     if origin in (typing.Union, types.UnionType):
         return sample(next(k for k in typing.get_args(kind) if k is not type(None)), depth)
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):

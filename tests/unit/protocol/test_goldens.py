@@ -9,7 +9,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-
 from tests.unit.protocol.samples import message_kinds, sample
 
 GOLDENS = Path(__file__).with_name("goldens.txt")

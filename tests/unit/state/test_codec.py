@@ -112,8 +112,9 @@ def test_defaultdicts() -> None:
 
 
 def test_equal_sets_give_equal_bytes() -> None:
-    names = [f"name{index}" for index in range(50)]
-    assert encode_plain(set(names)) == encode_plain(set(reversed(names)))
+    one = {f"name{index}" for index in range(50)}
+    other = {f"name{index}" for index in reversed(range(50))}
+    assert encode_plain(one) == encode_plain(other)
 
 
 @pytest.mark.parametrize(

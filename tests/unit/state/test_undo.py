@@ -7,9 +7,9 @@ import time
 
 import pytest
 import torch
+from tests.unit.state.toy import ROWS, Run
 from torch import nn
 
-from tests.unit.state.toy import ROWS, Run
 from trainmover.errors import ScriptError
 from trainmover.state import undo as undo_module
 from trainmover.state.inventory import Inventory

@@ -224,6 +224,11 @@ def stateful_kinds(**options: Any) -> Loaders:
     }
 
 
+def get_batch() -> torch.Tensor:
+    """A callable source, on the global generator."""
+    return torch.randint(1000, (3,))
+
+
 def seed_all(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections import UserDict
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
-
 from tests.unit.worker.loader_kinds import (
     BATCH,
     SAMPLES,
@@ -16,6 +13,7 @@ from tests.unit.worker.loader_kinds import (
     LazyDraws,
     Numbers,
     built,
+    get_batch,
     interrupted,
     moved,
     replicas,
@@ -24,6 +22,8 @@ from tests.unit.worker.loader_kinds import (
     step,
     undisturbed,
 )
+from torch.utils.data import DataLoader, TensorDataset
+
 from trainmover.errors import ScriptError, StateMismatch, TrackError
 from trainmover.state.rng import capture_rng, restore_rng
 from trainmover.worker.batches import Batches
@@ -149,147 +149,6 @@ def test_position_is_equal_after_an_undo() -> None:
         batches.rewind()
         restore_rng(boundary)
         assert batches.position() == position
-
-
-# -- what is handed out ----------------------------------------------------------------------------
-
-
-class Pair(NamedTuple):
-    x: torch.Tensor
-    y: torch.Tensor
-
-
-def test_popping_a_key_does_not_take_it_from_the_repeat() -> None:
-    def make() -> dict[str, Any]:
-        return {"x": torch.ones(2), "labels": [torch.ones(1)], "inner": UserDict(a=torch.ones(1))}
-
-    batches = Batches(make)
-    batches.begin_attempt()
-    first = next(batches)
-    x = first.pop("x")
-    first["labels"].append(3)
-    del first["inner"]["a"]
-    batches.rewind()
-    again = next(batches)
-    assert again["x"] is x
-    assert len(again["labels"]) == 1
-    assert list(again["inner"]) == ["a"]
-
-
-def test_named_tuples_stay_named_tuples() -> None:
-    batches = Batches(lambda: Pair(torch.ones(1), torch.zeros(1)))
-    assert isinstance(next(batches), Pair)
-
-
-def test_a_batch_changed_in_place_is_named() -> None:
-    batches = Batches(lambda: {"x": torch.ones(2), "y": torch.ones(2)})
-    batches.begin_attempt()
-    next(batches)["y"].mul_(2)
-    batches.rewind()
-    with pytest.raises(ScriptError, match=r"batch\['y'\] was changed in place.*copy=True"):
-        next(batches)
-
-
-def test_an_array_changed_in_place_is_named() -> None:
-    batches = Batches(lambda: [torch.ones(2).numpy()])
-    batches.begin_attempt()
-    next(batches)[0][1] = 5
-    batches.rewind()
-    with pytest.raises(ScriptError, match=r"batch\[0\] was changed"):
-        next(batches)
-
-
-def test_an_inference_tensor_changed_in_place_is_named() -> None:
-    with torch.inference_mode():
-        value = torch.ones(2)
-    batches = Batches(lambda: value)
-    batches.begin_attempt()
-    with torch.inference_mode():
-        next(batches).add_(1)
-    batches.rewind()
-    with pytest.raises(ScriptError, match="batch was changed"):
-        next(batches)
-
-
-def test_copies_can_be_changed_in_place() -> None:
-    batches = Batches(lambda: {"x": torch.ones(2)}, copy=True)
-    batches.begin_attempt()
-    next(batches)["x"].mul_(2)
-    batches.rewind()
-    assert next(batches)["x"].tolist() == [1.0, 1.0]
-
-
-# -- callables -------------------------------------------------------------------------------------
-
-
-def get_batch() -> torch.Tensor:
-    return torch.randint(1000, (3,))
-
-
-@pytest.mark.parametrize("prefetch", [0, 1, 3])
-def test_a_callable_on_the_global_generators_is_exact(prefetch: int) -> None:
-    def fresh() -> Batches:
-        return Batches(get_batch, prefetch=prefetch)
-
-    plain = fresh()
-    seed_all(7)
-    expected = [step(plain) for _ in range(8)]
-
-    undone = fresh()
-    seed_all(7)
-    seen = []
-    for _ in range(8):
-        undone.begin_attempt()
-        boundary = capture_rng()
-        torch.rand(2)
-        step(undone)
-        undone.rewind()
-        restore_rng(boundary)
-        seen.append(step(undone))
-    assert seen == expected
-
-    for place in range(8):
-        leaver = fresh()
-        seed_all(7)
-        seen = [step(leaver) for _ in range(place)]
-        position, boundary = leaver.position(), capture_rng()
-        joiner = fresh()
-        step(joiner)
-        restore_rng(boundary)
-        joiner.restore(position)
-        assert capture_rng() == boundary
-        assert joiner.handed_out == place
-        assert seen + [step(joiner) for _ in range(8 - place)] == expected
-
-
-class Reader:
-    """A callable with state of its own."""
-
-    def __init__(self) -> None:
-        self.place = 0
-
-    def __call__(self) -> torch.Tensor:
-        self.place += 1
-        return torch.tensor([self.place])
-
-    def state_dict(self) -> dict[str, int]:
-        return {"place": self.place}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.place = state["place"]
-
-
-@pytest.mark.parametrize("prefetch", [0, 2])
-def test_a_callable_with_state_of_its_own(prefetch: int) -> None:
-    leaver = Batches(Reader(), prefetch=prefetch)
-    assert [next(leaver).item() for _ in range(3)] == [1, 2, 3]
-    leaver.begin_attempt()
-    next(leaver)
-    leaver.rewind()
-    joiner = Batches(Reader(), prefetch=prefetch)
-    joiner.restore(leaver.position())
-    assert [next(leaver).item() for _ in range(4)] == [4, 5, 6, 7]
-    assert [next(joiner).item() for _ in range(4)] == [4, 5, 6, 7]
 
 
 # -- rank, warm, close -----------------------------------------------------------------------------

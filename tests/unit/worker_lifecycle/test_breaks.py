@@ -253,7 +253,7 @@ def test_an_aborted_unplanned_number_leaves_the_worker_frozen() -> None:
 def test_a_gate_that_waits_too_long_is_a_break() -> None:
     worker = Worker().form()
     worker.enter_gate(0)
-    assert sent(worker.wait(61.0), Broken) is not None
+    assert sent(worker.wait(worker.state.config.gate_timeout_s + 1.0), Broken) is not None
 
 
 def test_stopped_inside_a_gate_it_asks_instead_of_passing() -> None:
@@ -269,7 +269,7 @@ def test_stopped_inside_a_gate_it_asks_instead_of_passing() -> None:
 def test_running_out_too_long_gives_the_process_up() -> None:
     worker = Worker().form()
     worker.feed(LOSS)
-    stop = asked(worker.wait(11.0), StopWorker)
+    stop = asked(worker.wait(worker.state.config.run_out_timeout_s + 1.0), StopWorker)
     assert stop is not None
     assert stop.code == exits.INTERRUPTED
 
@@ -301,7 +301,7 @@ def test_frozen_for_too_long_the_controller_is_lost() -> None:
     worker.feed(LOSS)
     worker.feed(BoundaryReached(step=0))
     worker.feed(Freeze(term=1, number=2))
-    stop = asked(worker.wait(121.0), StopWorker)
+    stop = asked(worker.wait(worker.state.config.controller_timeout_s + 1.0), StopWorker)
     assert stop is not None
     assert stop.code == exits.CONTROLLER_LOST
 

@@ -170,7 +170,7 @@ def test_the_scripts_exception_is_the_controllers_to_judge() -> None:
     assert sent(commands, ScriptFailed) is not None
     assert asked(commands, StopWorker) is None
     assert sent(worker.wait(3.0), ScriptFailed) is not None
-    stop = asked(worker.wait(130.0), StopWorker)
+    stop = asked(worker.wait(worker.state.config.controller_timeout_s + 1.0), StopWorker)
     assert stop is not None
     assert stop.code == exits.SCRIPT_FAILED
 
@@ -210,7 +210,7 @@ def test_training_goes_on_without_controller_but_an_idle_worker_ends() -> None:
     assert asked(member.wait(1000.0), StopWorker) is None
     idle = Worker()
     idle.feed(LinkDown())
-    commands = idle.wait(200.0)
+    commands = idle.wait(idle.state.config.controller_timeout_s + 1.0)
     assert sent(commands, LinkLost) is not None
     stop = asked(commands, StopWorker)
     assert stop is not None

@@ -1,0 +1,21 @@
+"""Every named scenario, with real processes: the numbers are the undisturbed run's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests import tiny
+
+from trainmover.drills.runner import run_drill
+from trainmover.drills.scenario import SCENARIOS, Scenario
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+def test_the_numbers_are_those_of_the_undisturbed_run(scenario: Scenario, tmp_path: Path) -> None:
+    seed = tiny.seed()
+    print(f"{tiny.SEED_VARIABLE}={seed}")
+    found = run_drill(scenario, tiny.drill_job(), seed, tmp_path)
+    assert found.is_passed, found.sentence()

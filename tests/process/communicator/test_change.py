@@ -1,0 +1,36 @@
+"""Generations: exactly what must change changes, and nothing old is taken for new."""
+
+from __future__ import annotations
+
+from . import change_cases as cases
+from .fleet import run_ranks
+
+
+def test_replacement_keeps_every_other_channel() -> None:
+    results = run_ranks(5, cases.replacement, enders=0)
+    assert results[2] is None and all(results[i] for i in (0, 1, 3, 4))
+
+
+def test_planned_abort_returns_to_the_old_generation() -> None:
+    assert run_ranks(2, cases.planned_abort) == [True, True]
+
+
+def test_gates_and_control() -> None:
+    assert run_ranks(3, cases.gates) == [True] * 3
+
+
+def test_mismatch_names_both_calls() -> None:
+    assert run_ranks(2, cases.mismatch) == [True, True]
+
+
+def test_strangers_and_old_generations_are_refused() -> None:
+    run_ranks(2, cases.fencing, handshake_timeout_s=1.0)
+
+
+def test_death_is_seen_although_loader_children_live() -> None:
+    results = run_ranks(2, cases.death_with_loader, dying=(1,))
+    assert results[0] < 0.5
+
+
+def test_overdue_peer_is_reported() -> None:
+    assert run_ranks(2, cases.overdue) == [True, True]

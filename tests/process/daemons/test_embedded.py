@@ -1,0 +1,221 @@
+"""Real controller, agents and nurseries; workers with the real lifecycle and no torch."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.process.daemons.jobs import Job, job
+from tests.waiting import eventually
+
+from trainmover.daemons.processes import kill_machine, session_members
+from trainmover.edges.operator_client import OperatorClient
+from trainmover.errors import AuthenticationFailed
+from trainmover.protocol import exits
+from trainmover.protocol.messages import StopRequest, SwitchoverRequest
+
+STEPS = 120
+
+
+def switch(client: OperatorClient, *machines: str, to: tuple[str, ...] = ()) -> str:
+    """Ask for a switchover and wait for its end; the last reply's text."""
+    request = uuid.uuid4().hex
+    reply = client.request(SwitchoverRequest(request=request, machines=machines, to=to))
+    while reply.is_accepted and not reply.is_final:
+        reply = client.final_reply(request, 30.0) or reply
+    return reply.text if reply.is_accepted else f"refused: {reply.text}"
+
+
+def press_again(running: Job) -> bool:
+    """Another Ctrl-C; several that arrive at once count as one."""
+    if running.process.poll() is None:
+        running.process.send_signal(signal.SIGINT)
+    return running.process.poll() is not None
+
+
+def assert_all_steps_once(losses: dict[int, object], steps: int) -> None:
+    assert list(losses) == list(range(steps))
+
+
+def test_a_job_runs_to_its_end_and_leaves_nothing(tmp_path: Path) -> None:
+    with job(tmp_path / "j", STEPS, standbys=1) as running:
+        code, text = running.end()
+        assert code == 0, text
+        assert_all_steps_once(running.losses(), STEPS)  # type: ignore[arg-type]
+        assert not running.directory.runtime.exists()
+
+
+def test_planned_switchover_and_the_machine_comes_back_as_standby(tmp_path: Path) -> None:
+    with job(tmp_path / "j", 400, standbys=1) as running:
+        running.wait_for_standby()
+        running.wait_for_step(10)
+        text = switch(running.client(), "m0")
+        assert "refused" not in text, text
+        assert running.status()["ranks"][0]["machine"] == "m1"
+        running.wait_for_standby()
+        assert [s["machine"] for s in running.status()["standbys"]] == ["m0"]
+        text = switch(running.client(), "m1", to=("m0",))
+        assert running.status()["ranks"][0]["machine"] == "m0", text
+        code, text = running.end()
+        assert code == 0, text
+        assert_all_steps_once(running.losses(), 400)  # type: ignore[arg-type]
+
+
+def test_a_killed_controller_comes_back_and_training_goes_on(tmp_path: Path) -> None:
+    with job(tmp_path / "j", 300) as running:
+        running.wait_for_step(10)
+        before = running.controller()
+        os.kill(before.pid, signal.SIGKILL)
+        eventually(lambda: running.controller().pid != before.pid, "another controller")
+        after = running.controller()
+        assert (after.port, after.term) == (before.port, before.term + 1)
+        code, text = running.end()
+        assert code == 0, text
+        # The toy sends each step's log once; what was sent meanwhile is the agent's to keep.
+        assert max(running.losses()) == 299
+        generations = {record.lineage for record in running.losses().values()}
+        assert generations == {1}
+
+
+def test_a_killed_agent_is_replaced_and_adopts_its_workers(tmp_path: Path) -> None:
+    with job(tmp_path / "j", 300) as running:
+        running.wait_for_step(10)
+        before = running.machine("m0")
+        worker = dict(before.workers)
+        os.kill(before.agent_pid, signal.SIGKILL)
+        eventually(lambda: running.machine("m0").agent_pid != before.agent_pid, "another agent")
+        assert running.machine("m0").nursery_pid == before.nursery_pid
+        assert all(psutil.pid_exists(pid) for pid in worker.values())
+        code, text = running.end()
+        assert code == 0, text
+        assert {record.lineage for record in running.losses().values()} == {1}
+
+
+def test_an_agent_asked_to_stop_hands_its_rank_over(tmp_path: Path) -> None:
+    with job(tmp_path / "j", 500, standbys=1) as running:
+        running.wait_for_standby()
+        running.wait_for_step(10)
+        os.kill(running.machine("m0").agent_pid, signal.SIGTERM)
+        eventually(
+            lambda: (running.status().get("ranks") or [{}])[0].get("machine") == "m1",
+            "the rank is on m1",
+        )
+        code, text = running.end()
+        assert code == 0, text
+        assert_all_steps_once(running.losses(), 500)  # type: ignore[arg-type]
+
+
+def test_interrupt_once_stops_at_a_boundary(tmp_path: Path) -> None:
+    with job(tmp_path / "j", 100_000, standbys=1) as running:
+        running.wait_for_step(10)
+        running.process.send_signal(signal.SIGINT)
+        code, text = running.end()
+        assert code == exits.STOPPED_BY_OPERATOR, text
+
+
+def test_interrupt_twice_stops_now(tmp_path: Path) -> None:
+    with job(tmp_path / "j", 100_000) as running:
+        running.wait_for_step(10)
+        running.process.send_signal(signal.SIGINT)
+        running.process.send_signal(signal.SIGINT)
+        code, text = running.end()
+        assert code == exits.STOPPED_BY_OPERATOR, text
+
+
+def test_interrupt_three_times_kills_every_process(tmp_path: Path) -> None:
+    with job(tmp_path / "j", 100_000) as running:
+        running.wait_for_step(10)
+        os.kill(running.controller().pid, signal.SIGSTOP)
+        eventually(lambda: press_again(running), "the supervisor has ended")
+        code, text = running.end()
+        assert code == exits.INTERRUPTED, text
+        assert not running.directory.runtime.exists()
+
+
+def test_nothing_outlives_a_killed_supervisor(tmp_path: Path) -> None:
+    with job(tmp_path / "j", 100_000) as running:
+        running.wait_for_step(10)
+        machine, controller = running.machine("m0"), running.controller()
+        running.process.kill()
+        pids = [
+            machine.agent_pid,
+            machine.nursery_pid,
+            controller.pid,
+            *dict(machine.workers).values(),
+        ]
+        eventually(lambda: not any(map(psutil.pid_exists, pids)), "all are gone")
+        eventually(lambda: not running.directory.runtime.exists(), "sockets are gone")
+
+
+def test_a_killed_machine_stays_dead_and_only_it(tmp_path: Path) -> None:
+    stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    try:
+        with (
+            job(tmp_path / "a", 100_000, standbys=1) as one,
+            job(tmp_path / "b", 300) as other,
+        ):
+            one.wait_for_standby()
+            one.wait_for_step(5)
+            other.wait_for_step(5)
+            nursery = one.machine("m1").nursery_pid
+            assert kill_machine(one.directory, "m1")
+            eventually(lambda: not session_members(nursery, 0), "the machine's tree is dead")
+            before = max(one.losses())
+            one.wait_for_step(before + 10)
+            assert other.end()[0] == 0
+            assert stranger.poll() is None
+            one.client().request(StopRequest(request="s", mode="boundary"))
+            code, text = one.end()
+            assert code == exits.STOPPED_BY_OPERATOR, text
+            assert "machine m1 is gone" in text
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+def test_refusals_are_one_clear_line_each(tmp_path: Path) -> None:
+    with job(tmp_path / "j", 100_000, standbys=1) as running:
+        running.wait_for_standby()
+        client = running.client()
+        for machines, to, words in (
+            (("m9",), (), "m9"),
+            (("m1",), (), "m1"),
+            (("m0",), ("m9",), "m9"),
+            (("m0",), ("m0",), "m0"),
+        ):
+            text = switch(client, *machines, to=to)
+            assert text.startswith("refused: "), (machines, to, text)
+            assert words in text
+            assert "\n" not in text
+        at = running.controller()
+        with pytest.raises(AuthenticationFailed, match="wrong token"):
+            OperatorClient(at.host, at.port, "x" * 48).get("status")
+        client.request(StopRequest(request="s", mode="now"))
+        assert running.end()[0] == exits.STOPPED_BY_OPERATOR
+
+
+def test_a_port_in_use_is_named_with_its_owner(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as thief:
+        port = thief.getsockname()[1]
+        with job(tmp_path / "j", 10, port=port) as running:
+            code, text = running.end()
+            assert code == exits.BAD_USAGE
+            assert f"127.0.0.1 port {port}" in text
+            assert f"pid {os.getpid()}" in text
+            assert "Traceback" not in text
+
+
+def test_a_run_directory_is_used_once(tmp_path: Path) -> None:
+    with job(tmp_path / "j", 3) as running:
+        assert running.end()[0] == 0
+    with job(tmp_path / "j", 3) as running:
+        code, text = running.end()
+        assert code == exits.BAD_USAGE
+        assert "holds the journal of an earlier job" in text
