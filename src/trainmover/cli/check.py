@@ -187,9 +187,7 @@ def _run(
     return code, {record.step: record.values for record in records}
 
 
-def _differences(
-    expected: dict[int, dict[str, str]], seen: dict[int, dict[str, str]]
-) -> list[str]:
+def _differences(expected: dict[int, dict[str, str]], seen: dict[int, dict[str, str]]) -> list[str]:
     found = []
     for step in sorted(expected):
         names = sorted(

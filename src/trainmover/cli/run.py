@@ -145,19 +145,24 @@ def choose_directory(script: Path, job: str, run_dir: Path | None) -> RunDirecto
 def report_end(supervisor: Supervisor, code: int, *, has_shown_logs: bool) -> None:
     """Say how it ended; after a failure of the script its traceback comes last on the screen."""
     outcome, failure = supervisor.outcome(), supervisor.failure()
-    reason = outcome.reason if outcome is not None else exits.REASONS.get(code, f"code {code}")
     if code == exits.COMPLETED:
         typer.echo(f"completed: {outcome.step if outcome else '?'} steps", err=True)
         return
     if not has_shown_logs:
         show_tail(supervisor.directory, failure.rank if failure else -1)
-    typer.echo(
-        f"the job ended with code {code}: {reason.splitlines()[0] if reason else ''}", err=True
-    )
+    reason = outcome.reason if outcome is not None else exits.REASONS.get(code, f"code {code}")
+    if failure is not None and code == exits.SCRIPT_FAILED:
+        reason = f"{exits.REASONS[code]}: {failure.error}"
+    typer.echo(f"the job ended with code {code}: {first_line(reason)}", err=True)
     typer.echo(f"logs: {supervisor.directory.logs}", err=True)
     if failure is not None and code == exits.SCRIPT_FAILED:
         where = f"rank {failure.rank} on {failure.machine}, step {failure.step}"
         typer.echo(f"\nfirst exception of the script ({where}):\n{failure.text.rstrip()}", err=True)
+
+
+def first_line(text: str) -> str:
+    """First line of a text that may be empty."""
+    return (text.splitlines() or [""])[0]
 
 
 def show_tail(directory: RunDirectory, rank: int) -> None:

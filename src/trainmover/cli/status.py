@@ -25,9 +25,10 @@ def status(
         operator.print_json(view)
         return
     typer.echo(progress_text(view["status"], view["last"]))
-    show_table(view["status"].get("members", []), "members")
-    show_table(view["status"].get("standbys", []), "standbys")
-    show_table(view["status"].get("machines", []), "machines")
+    found = view["status"]
+    typer.echo(f"{found['job']}: {found['word']}; {found['incident_count']} incidents")
+    for title in ("ranks", "standbys", "machines"):
+        show_table(found[title], title)
     if view["findings"]:
         typer.echo(f"{view['findings']} findings: see console.jsonl in the run directory")
 

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from trainmover.communicator.communicator import Communicator
     from trainmover.communicator.engine import Engine, Timer
-    from trainmover.communicator.group import BACKEND, Group, init_process_group, register_backend
+    from trainmover.communicator.group import Group, init_process_group, register_backend
+    from trainmover.communicator.group_identity import BACKEND
     from trainmover.communicator.settings import (
         ChannelCount,
         ChannelIdentity,
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
 _HOMES = {
     "communicator": ("Communicator",),
     "engine": ("Engine", "Timer"),
-    "group": ("BACKEND", "Group", "init_process_group", "register_backend"),
+    "group_identity": ("BACKEND",),
+    "group": ("Group", "init_process_group", "register_backend"),
     "settings": (
         "ChannelCount",
         "ChannelIdentity",

@@ -3,7 +3,7 @@
 Decides values only. In loop-back (a standby without a role) each collective is answered as if
 every peer had sent what this rank sent. While running out, with this rank's own input where that
 has the output's meaning. In both, zeros for the rest: memory that was never written must not
-reach an embedding's index or a loop's condition (facts/integration.md, H6). Nothing here waits.
+reach an embedding's index or a loop's condition. Nothing here waits.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _assign(target: torch.Tensor, source: torch.Tensor) -> None:
     if dense(target) is target:
         plain(target).copy_(source.detach().reshape(-1))
     else:
-        with torch.no_grad():
+        with torch.inference_mode():
             target.detach().copy_(source.detach().reshape(target.shape))
 
 
@@ -35,7 +35,7 @@ def _clear(target: torch.Tensor) -> None:
     if dense(target) is target:
         plain(target).view(torch.uint8).zero_()
     else:
-        with torch.no_grad():
+        with torch.inference_mode():
             target.detach().zero_()
 
 

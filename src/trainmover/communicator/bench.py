@@ -70,16 +70,17 @@ class _Events:
 
     def __init__(self) -> None:
         self.seen: set[str] = set()
+        self.is_over = False
 
     def channel_broken(self, generation: int, peer: str, reason: str) -> None:
+        if self.is_over:  # peers close their ends in any order
+            return
         raise TransportError(f"bench: channel to {peer} broke: {reason}")
 
     def poisoned(self, generation: int, peer: str, edges: tuple[tuple[str, str], ...]) -> None:
         raise TransportError(f"bench: {peer} broke the generation")
 
-    def gate_completed(
-        self, generation: int, step: int, kind: int, flags: tuple[int, ...]
-    ) -> None:
+    def gate_completed(self, generation: int, step: int, kind: int, flags: tuple[int, ...]) -> None:
         """The bench enters no gates."""
 
     def gate_mismatch(self, generation: int, step: int, detail: str) -> None:
@@ -120,8 +121,8 @@ class _Events:
             time.sleep(0.005)
 
 
-def _join(rank: int, plan: BenchPlan, store: Any, barrier: Any) -> Communicator:
-    engine, events = Engine(), _Events()
+def _join(rank: int, plan: BenchPlan, events: _Events, store: Any, barrier: Any) -> Communicator:
+    engine = Engine()
     engine.start()
     machine = "m0" if plan.is_local else f"m{rank}"
     identity = ChannelIdentity("bench", f"w{rank}", machine)
@@ -170,30 +171,40 @@ def _calls(nbytes: int) -> int:
     return 20 if nbytes <= 65536 else 4 if nbytes <= _LARGE_BYTES else 1
 
 
+def _rounds(
+    bodies: dict[str, Callable[[], None]], plan: BenchPlan, nbytes: int, barrier: Any
+) -> list[tuple[str, int, float]]:
+    """(backend, round, seconds per call); the first round warms up and is not kept."""
+    measured = []
+    for at in range(-1, plan.rounds):
+        for name, body in bodies.items():
+            barrier.wait(_START_TIMEOUT_S)
+            started = time.perf_counter()
+            for _ in range(_calls(nbytes)):
+                body()
+            measured.append((name, at, (time.perf_counter() - started) / _calls(nbytes)))
+    return [entry for entry in measured if entry[1] >= 0]
+
+
 def _work(rank: int, plan: BenchPlan, port: int, barrier: Any, results: Any) -> None:
     torch.set_num_threads(1)
     store = _c10d.TCPStore("127.0.0.1", port, plan.ranks, False)
-    communicator = _join(rank, plan, store, barrier)
+    events = _Events()
+    communicator = _join(rank, plan, events, store, barrier)
     limit = datetime.timedelta(seconds=60)
     gloo = dist.ProcessGroupGloo(_c10d.PrefixStore("gloo", store), rank, plan.ranks, limit)
     groups = {"trainmover": dist.group.WORLD, "gloo": gloo}
-    samples: list[tuple[str, str, int, int, float]] = []
+    samples = []
     for collective in plan.collectives:
         for nbytes in plan.sizes:
             bodies = {
                 name: _body(group, collective, plan.ranks, max(1, nbytes // 4))
                 for name, group in groups.items()
             }
-            for round_ in range(-1, plan.rounds):  # round -1 warms up
-                for name, body in bodies.items():
-                    barrier.wait(_START_TIMEOUT_S)
-                    started = time.perf_counter()
-                    for _ in range(_calls(nbytes)):
-                        body()
-                    seconds = (time.perf_counter() - started) / _calls(nbytes)
-                    if round_ >= 0:
-                        samples.append((name, collective, nbytes, round_, seconds))
+            rounds = _rounds(bodies, plan, nbytes, barrier)
+            samples += [(name, collective, nbytes, at, time_s) for name, at, time_s in rounds]
     results.put(samples)
+    events.is_over = True
     barrier.wait(_START_TIMEOUT_S)
     communicator.close()
 
@@ -232,7 +243,7 @@ def _take(results: Any, processes: Sequence[Any]) -> Any:
         except Empty:
             codes = [process.exitcode for process in processes]
             if any(codes):
-                raise TransportError(f"a rank of the bench ended early, exit codes {codes}") from None
+                raise TransportError(f"a rank of the bench ended early: {codes}") from None
 
 
 def run_collectives_bench(

@@ -8,9 +8,8 @@ I/O thread only, sending on any.
 
 from __future__ import annotations
 
-import itertools
 import socket
-from collections import deque
+import struct
 from typing import Protocol
 
 import torch
@@ -28,6 +27,7 @@ from trainmover.communicator.frames import (
 )
 from trainmover.communicator.memory import bytes_of
 from trainmover.communicator.operation import Receive
+from trainmover.communicator.outbound import Outbound
 from trainmover.communicator.ports import OutFrame, Port
 from trainmover.communicator.settings import ChannelInfo, CommunicatorConfig
 from trainmover.communicator.shared_memory import RingPair
@@ -89,23 +89,16 @@ class Channel:
         self.peer = peer
         self.opened_for = opened_for
         """Generation of the handshake: a later generation inherits this channel."""
-        self.ring: RingPair | None = None
         self.marks: set[int] = set()
         self.early: list[tuple[Header, bytes | bytearray]] = []
-        self.early_bytes = 0
         self.bytes_in = 0
-        self.bytes_out = 0
-        self.frames_out = 0
         self.is_closed = False
         self._engine = engine
         self._owner = owner
         self._config = config
         self._socket = sock
         self._fd = sock.fileno()
-        self._queue: deque[OutFrame] = deque()
-        self._is_blocked = False
-        self._is_flush_due = False
-        self._is_paused = False
+        self.out = Outbound(engine, sock, config, self.fail, owner.drain)
         self._unexpected_bytes = 0
         self._rx = bytearray(2 * (config.inline_bytes + 2 * HEADER_BYTES) + 65536)
         self._rx_view = memoryview(self._rx)
@@ -120,140 +113,29 @@ class Channel:
         return self._fd
 
     @property
+    def ring(self) -> RingPair | None:
+        """Shared memory of a same-machine channel."""
+        return self.out.ring
+
+    @property
     def info(self) -> ChannelInfo:
         """Facts for assertions and reports."""
+        has_ring, bytes_out = self.ring is not None, self.out.bytes_out
         return ChannelInfo(
-            self.id,
-            self.peer,
-            self.opened_at,
-            self._fd,
-            self.ring is not None,
-            self.bytes_in,
-            self.bytes_out,
+            self.id, self.peer, self.opened_at, self._fd, has_ring, self.bytes_in, bytes_out
         )
 
     def start(self) -> None:
         """Begin reading; on the I/O thread."""
-        self._engine.watch(self._fd, self._on_readable, self._on_writable)
-
-    # -- sending -------------------------------------------------------------
+        self._engine.watch(self._fd, self._on_readable, self.out.on_writable)
 
     def send(self, frame: OutFrame) -> None:
-        """Queue a frame; small ones leave at once where the socket takes them."""
-        if self.is_closed:
-            if frame.operation is not None:
-                frame.operation.left()
-            return
-        if frame.is_data and self.ring is not None:
-            self._into_ring(frame)
-        self._queue.append(frame)
-        if self._is_blocked or self._is_flush_due:
-            return
-        if frame.left <= self._config.inline_bytes:
-            self.flush()
-        else:
-            self._is_flush_due = True
-            self._engine.submit(self._flush_soon)
-
-    def _into_ring(self, frame: OutFrame) -> None:
-        """Large payloads wait for ring space at the moment they are sent, in queue order."""
-        if len(frame.payload) >= self._config.shared_memory_min_bytes:
-            frame.is_for_ring = True
-
-    def _flush_soon(self) -> None:
-        with self._engine.lock:
-            self._is_flush_due = False
-            if not self.is_closed:
-                self.flush()
-        self._owner.drain()
-
-    def _on_writable(self) -> None:
-        with self._engine.lock:
-            if not self.is_closed:
-                self._is_blocked = False
-                self.flush()
-                if not self._is_blocked and not self.is_closed:
-                    self._engine.modify(self._fd, False, not self._is_paused)
-        self._owner.drain()
-
-    def flush(self) -> None:
-        """Send as much of the queue as the socket takes."""
-        while self._queue:
-            parts: list[memoryview | bytes] = []
-            for frame in itertools.islice(self._queue, _FRAMES_PER_CALL):
-                if frame.is_for_ring and not self._stage(frame):
-                    break
-                parts.extend(frame.parts)
-            if not parts:
-                return  # the ring is full; the peer's ROOM frame goes on
-            try:
-                sent = self._socket.sendmsg(parts)
-            except BlockingIOError:
-                self._is_blocked = True
-                self._engine.modify(self._fd, True, not self._is_paused)
-                return
-            except OSError as error:
-                self.fail(f"send failed: {error.strerror or error}")
-                return
-            self.bytes_out += sent
-            self._consume(sent)
-
-    def _stage(self, frame: OutFrame) -> bool:
-        """Copy a payload into the ring; False where there is no space yet."""
-        assert self.ring is not None
-        if not self.ring.put(frame.payload):
-            return False
-        frame.is_for_ring = False
-        frame.is_staged = True
-        size = len(frame.payload)
-        fields = list(HEADER.unpack(frame.header))
-        fields[1] |= FLAG_IN_RING
-        frame.header = HEADER.pack(*fields)
-        frame.payload = b""
-        frame.parts = [frame.header, TRAILER_OK]
-        frame.left = HEADER_BYTES + 1
-        self.bytes_out += size
-        operation, frame.operation = frame.operation, None
-        if operation is not None:
-            operation.left()
-        return True
-
-    def room(self, credit: int) -> None:
-        """The peer freed ring space."""
-        if self.ring is not None:
-            self.ring.credit(credit)
-        if not self._is_blocked:
-            self.flush()
-
-    def _consume(self, sent: int) -> None:
-        while sent:
-            frame = self._queue[0]
-            if sent < frame.left:
-                frame.left -= sent
-                frame.is_started = True
-                frame.parts = _without(frame.parts, sent)
-                return
-            sent -= frame.left
-            self._queue.popleft()
-            self.frames_out += 1
-            if frame.operation is not None:
-                frame.operation.left()
+        """Queue a frame (see outbound.py)."""
+        self.out.send(frame)
 
     def cut_generation(self, generation: int) -> None:
-        """Send no more data of `generation`; a frame half sent ends with POISON.
-
-        The rest of that one frame is copied: the works' memory is free from now on.
-        """
-        kept: deque[OutFrame] = deque()
-        for frame in self._queue:
-            if not frame.is_data or frame.generation != generation:
-                kept.append(frame)
-                continue
-            if frame.is_started or frame.is_staged:  # what lies in the ring must be announced
-                _poison(frame)
-                kept.append(frame)
-            frame.operation = None
-        self._queue = kept
+        """Send and take no more data of `generation`: the works' memory is free from now on."""
+        self.out.cut(generation)
         arrival = self._arrival
         if arrival is not None and arrival.header.generation == generation:
             _divert(arrival)
@@ -263,7 +145,7 @@ class Channel:
     def _on_readable(self) -> None:
         with self._engine.lock:
             if not self.is_closed:
-                if self._is_paused:
+                if self.out.is_paused:
                     self.fail("closed while more data than allowed was waiting")
                 else:
                     self._read()
@@ -298,7 +180,7 @@ class Channel:
             except RemoteProtocolError as error:
                 self.fail(f"corrupt stream: {error}")
                 return
-            if self.is_closed or self._is_paused or count < asked:
+            if self.is_closed or self.out.is_paused or count < asked:
                 return
 
     def _parse(self) -> None:
@@ -378,14 +260,7 @@ class Channel:
         credit = self.ring.skip(length)
         if credit:
             header = HEADER.pack(FrameType.ROOM, 0, 0, 0, 0, 0, 0, 0, 0, credit)
-            self._send_first(OutFrame(header, b"", 0))
-
-    def _send_first(self, frame: OutFrame) -> None:
-        """Ahead of frames that wait for ring space: the peer may wait for this one."""
-        is_partial = bool(self._queue) and self._queue[0].is_started
-        self._queue.insert(1 if is_partial else 0, frame)
-        if not self._is_blocked:
-            self.flush()
+            self.out.send_first(OutFrame(header, b"", 0))
 
     def _begin_arrival(self, header: Header) -> None:
         is_data = header.type == FrameType.DATA
@@ -458,31 +333,26 @@ class Channel:
     def unexpected_kept(self, count: int) -> None:
         """Data nobody asked for is kept; beyond the bound reading pauses."""
         self._unexpected_bytes += count
-        if self._unexpected_bytes > self._config.unexpected_bytes and not self._is_paused:
-            self._is_paused = True
-            self._engine.modify(self._fd, self._is_blocked, False)
+        if self._unexpected_bytes > self._config.unexpected_bytes and not self.out.is_paused:
+            self.out.is_paused = True
+            self._engine.modify(self._fd, self.out.is_blocked, False)
 
     def unexpected_taken(self, count: int) -> None:
         """Kept data was consumed or dropped."""
         self._unexpected_bytes -= count
-        if self._is_paused and self._unexpected_bytes <= self._config.unexpected_bytes // 2:
-            self._is_paused = False
+        if self.out.is_paused and self._unexpected_bytes <= self._config.unexpected_bytes // 2:
+            self.out.is_paused = False
             if not self.is_closed:
-                self._engine.modify(self._fd, self._is_blocked, True)
+                self._engine.modify(self._fd, self.out.is_blocked, True)
                 self._engine.submit(self._resume)
 
     def _resume(self) -> None:
         with self._engine.lock:
-            if not self.is_closed and not self._is_paused:
+            if not self.is_closed and not self.out.is_paused:
                 self._parse()
         self._owner.drain()
 
     # -- the end -------------------------------------------------------------
-
-    @property
-    def is_drained(self) -> bool:
-        """Nothing is waiting to be sent."""
-        return not self._queue
 
     def fail(self, reason: str) -> None:
         """Close because the stream is unusable, and tell the owner."""
@@ -504,35 +374,18 @@ class Channel:
         self._socket.close()
         if self._arrival is not None:
             _divert(self._arrival)
-        for frame in self._queue:
-            frame.operation = None  # its work ends by the break that follows
-        self._queue.clear()
+        self.out.close()
+
+    def reset(self) -> None:
+        """Break the connection as a network does: with a reset, and the owner is told."""
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.fail("the connection was reset")
 
     def close_in_child(self) -> None:
         """Drop the descriptors in a forked child; the parent's stay as they are."""
         self.is_closed = True
         self._fd = -1
         self._socket.close()
-
-
-def _without(parts: list[memoryview | bytes], sent: int) -> list[memoryview | bytes]:
-    rest: list[memoryview | bytes] = []
-    for part in parts:
-        if sent >= len(part):
-            sent -= len(part)
-            continue
-        rest.append(memoryview(part)[sent:] if sent else part)
-        sent = 0
-    return rest
-
-
-def _poison(frame: OutFrame) -> None:
-    """Turn a half-sent frame into one that nobody takes, without the user's memory."""
-    private = [bytes(part) for part in frame.parts]
-    private[-1] = TRAILER_POISON
-    frame.parts = list(private)
-    frame.payload = b""
-    frame.operation = None
 
 
 def _divert(arrival: _Arrival) -> None:

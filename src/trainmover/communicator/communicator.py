@@ -9,35 +9,25 @@ from __future__ import annotations
 import socket
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 
 from trainmover.communicator import answers, dialling
-from trainmover.communicator import handshake as hs
 from trainmover.communicator.call import Call, GroupPlace, Kind
-from trainmover.communicator.channel import Channel
-from trainmover.communicator.collectives import PROGRAMS
 from trainmover.communicator.connecting import Credentials
 from trainmover.communicator.counters import Counters
 from trainmover.communicator.engine import Engine
 from trainmover.communicator.frames import (
-    HEADER,
     FrameType,
-    Header,
     pack_edges,
-    pack_flags,
-    unpack_edges,
-    unpack_flags,
 )
-from trainmover.communicator.gate import GateOutcome, GateResult, GateSend
 from trainmover.communicator.generation import Generation
-from trainmover.communicator.incremental import Succession
-from trainmover.communicator.mesh import Mesh
 from trainmover.communicator.operation import Operation
-from trainmover.communicator.outbox import Outbox
 from trainmover.communicator.overdue import OverdueWatch
-from trainmover.communicator.ports import OutFrame, Port
+from trainmover.communicator.programs import PROGRAMS
+from trainmover.communicator.routing import Router, small_frame
 from trainmover.communicator.settings import (
     ChannelIdentity,
     ChannelInfo,
@@ -46,7 +36,7 @@ from trainmover.communicator.settings import (
     CommunicatorEvents,
     Mode,
 )
-from trainmover.errors import CollectiveMismatch, LocalProtocolError
+from trainmover.errors import LocalProtocolError
 from trainmover.topology import Member, Membership
 
 
@@ -73,15 +63,14 @@ class Communicator:
         self.groups: weakref.WeakSet[Any] = weakref.WeakSet()
         self._engine = engine
         self._events = events
-        self._outbox = Outbox(engine)
         self._credentials = Credentials(identity, secret, config)
-        self._succession = Succession(engine, self._outbox, events, config, self)
-        self._mesh = Mesh(engine, self._credentials, self, bind_host)
-        self._succession.mesh = self._mesh
+        self._router = Router(engine, self._credentials, events, config, bind_host)
+        self._outbox = self._router.outbox
+        self._succession = self._router.succession
+        self._mesh = self._router.mesh
         self._loopback_rank = 0
         self._loopback_size = 1
         self._loopback_sequences: dict[int, int] = {}
-        self._streams: weakref.WeakSet[socket.socket] = weakref.WeakSet()
         self._is_forked = False
         self._is_closed = False
         self._overdue = OverdueWatch(engine, self._outbox, events, self._succession)
@@ -160,8 +149,9 @@ class Communicator:
             self._cut_works(generation)
             payload = pack_edges(tuple(generation.edges))
             for port in generation.ports.values():
-                self._put(port, FrameType.POISON, payload)
-        self.drain()
+                if port.channel is not None:
+                    port.channel.send(small_frame(generation.number, FrameType.POISON, payload))
+        self._outbox.drain()
 
     def _cut_works(self, generation: Generation) -> None:
         for channel in list(self._mesh.channels.values()):
@@ -182,9 +172,9 @@ class Communicator:
             generation = self._succession.prepare(membership, rank)
             if generation is not None:
                 for channel in list(self._mesh.channels.values()):
-                    self._replay_early(channel, generation.number)
+                    self._router.replay_early(channel, generation.number)
             self._succession.check_prepared()
-        self.drain()
+        self._outbox.drain()
 
     def cut_over(self, generation: int) -> None:
         """Phase two: send in `generation` from now on, on the channels it inherits or opened."""
@@ -193,7 +183,7 @@ class Communicator:
             if entered is not None:
                 for group in list(self.groups):
                     group.follow(entered.rank)
-        self.drain()
+        self._outbox.drain()
 
     def commit(self, generation: int) -> None:
         """`generation` is decided: free the old one, close channels to non-members."""
@@ -204,7 +194,7 @@ class Communicator:
             current = self._succession.current
             if current is not None and not current.is_broken:
                 self.mode = Mode.LIVE
-        self.drain()
+        self._outbox.drain()
 
     def abort(self, generation: int) -> None:
         """`generation` is not to be: the old one is current again, with all its frames."""
@@ -218,7 +208,7 @@ class Communicator:
                 self.mode = Mode.RUN_OUT if current.is_broken else Mode.LIVE
                 for group in list(self.groups):
                     group.follow(current.rank)
-        self.drain()
+        self._outbox.drain()
 
     def _retire(self, old: Generation) -> None:
         """Free a generation; works nobody waited for end with local answers."""
@@ -236,9 +226,9 @@ class Communicator:
         with self._engine.lock:
             generation = self._require_current()
             if not generation.is_broken:
-                frame = self._frame(generation.number, FrameType.PERS, payload, (kind, step))
+                frame = small_frame(generation.number, FrameType.PERS, payload, (kind, step))
                 generation.ports[to_rank].put(frame)
-        self.drain()
+        self._outbox.drain()
 
     def gate_contribute(self, step: int, kind: int, flags: tuple[int, ...]) -> None:
         """Enter gate `step` of the current generation; the result comes as `gate_completed`."""
@@ -247,46 +237,14 @@ class Communicator:
             if generation is None:
                 self._outbox.event(lambda: self._events.gate_completed(0, step, kind, flags))
             elif not generation.is_broken:
-                self._act(generation, generation.gates.contribute(step, kind, flags))
-        self.drain()
+                self._router.act(generation, generation.gates.contribute(step, kind, flags))
+        self._outbox.drain()
 
     def gate_close(self) -> None:
         """Freeze: gates of the current generation deliver no result any more."""
         with self._engine.lock:
             if self._succession.current is not None:
                 self._succession.current.gates.close()
-
-    def _act(self, generation: Generation, outcomes: list[GateOutcome]) -> None:
-        events, number = self._events, generation.number
-        for outcome in outcomes:
-            if isinstance(outcome, GateSend):
-                where = (outcome.round, outcome.step, outcome.kind)
-                frame = self._frame(number, FrameType.GATE, pack_flags(outcome.flags), where)
-                generation.ports[outcome.to_rank].put(frame)
-            elif isinstance(outcome, GateResult):
-                self._outbox.event(lambda it=outcome: self._gate_result(generation, it))  # type: ignore[misc]
-            else:
-                self._outbox.event(
-                    lambda it=outcome: events.gate_mismatch(number, it.step, it.detail)  # type: ignore[misc]
-                )
-
-    def _gate_result(self, generation: Generation, result: GateResult) -> None:
-        with self._engine.lock:  # a freeze between completion and delivery wins (W12)
-            if generation.gates.is_closed:
-                return
-        self._events.gate_completed(generation.number, result.step, result.kind, result.flags)
-
-    @staticmethod
-    def _frame(
-        number: int, type_: FrameType, payload: bytes, where: tuple[int, ...] = (0, 0)
-    ) -> OutFrame:
-        slot, tag, check = (*where, 0)[:3]
-        header = HEADER.pack(type_, 0, 0, slot, number, 0, 0, len(payload), tag, check)
-        return OutFrame(header, payload, number)
-
-    def _put(self, port: Port, type_: FrameType, payload: bytes) -> None:
-        if port.channel is not None:
-            port.channel.send(self._frame(port.generation.number, type_, payload))
 
     def _require_current(self) -> Generation:
         if self._succession.current is None:
@@ -306,17 +264,27 @@ class Communicator:
                 tag = call.tag + 1 if call.is_point_to_point else 0
                 operation = Operation(call, generation, self._outbox, sequence, tag)
                 generation.enlist(operation)
-                operation.run(PROGRAMS[call.kind](operation, self.config))
+                with self._plain_mode():
+                    operation.run(PROGRAMS[call.kind](operation, self.config))
             else:
                 operation = None
                 is_running_out = self.mode is Mode.RUN_OUT
-        self.drain()
+                # W1, also where an earlier attempt's taint was cleared by its undo.
+                self.tainted = self.tainted or is_running_out
+        self._outbox.drain()
         if operation is None:
             if is_running_out:
                 answers.run_out(call, False)
             else:
                 answers.loop_back(call)
         return operation
+
+    @staticmethod
+    def _plain_mode() -> AbstractContextManager[object]:
+        """Aliases made in the caller's inference mode could not be written by the I/O thread."""
+        if torch.is_inference_mode_enabled():
+            return torch.inference_mode(False)
+        return nullcontext()
 
     def _number(self, call: Call) -> int:
         generation, group = self._succession.current, call.group
@@ -347,125 +315,16 @@ class Communicator:
         if self._engine.on_thread():
             raise LocalProtocolError("dial() blocks and must not be called on the I/O thread")
         stream = dialling.dial(self._credentials, member, purpose, generation, timeout_s)
-        self._streams.add(stream)
+        self._router.streams.add(stream)
         return stream
 
-    def stream(self, purpose: str, generation: int, peer: str, stream: socket.socket) -> None:
-        """A raw stream was dialled by `peer` (called by the mesh)."""
-        self._streams.add(stream)
-        self._outbox.event(lambda: self._events.stream_accepted(purpose, generation, peer, stream))
-
-    # -- what mesh, channels and generations report (under the lock) ----------
-
-    def data_port(self, channel: Channel, header: Header) -> Port | None:
-        """Port of an arriving data frame; None where it is to be kept early or dropped."""
-        generation = self._succession.find(header.generation)
-        if generation is None or generation.is_broken:
-            return None
-        self._contact(generation)
-        return generation.port_of(channel.peer)
-
-    def _contact(self, generation: Generation) -> None:
-        is_ahead = generation is self._succession.current and not generation.is_committed
-        if is_ahead and not generation.was_contacted:
-            generation.was_contacted = True
-            number = generation.number
-            self._outbox.event(lambda: self._events.next_generation_frame(number))
-
-    def keep_early(self, channel: Channel, header: Header, payload: bytes | bytearray) -> bool:
-        """Keep a frame of a generation that is not known here yet."""
-        if header.generation <= self._succession.newest():
-            return False
-        channel.early.append((header, payload))
-        channel.unexpected_kept(len(payload) + 1)
-        return True
-
-    def _replay_early(self, channel: Channel, number: int) -> None:
-        due = [item for item in channel.early if item[0].generation == number]
-        channel.early = [item for item in channel.early if item[0].generation > number]
-        for header, payload in due:
-            channel.unexpected_taken(len(payload) + 1)
-            if header.type != FrameType.DATA:
-                self.small_frame(channel, header, bytes(payload))
-                continue
-            port = self.data_port(channel, header)
-            if port is not None:
-                port.keep(header, bytearray(payload))
-
-    def small_frame(self, channel: Channel, header: Header, payload: bytes) -> None:
-        """A frame other than data has arrived."""
-        if header.type == FrameType.ROOM:
-            channel.room(header.check)
-            return
-        if header.type == FrameType.MARK:
-            self._succession.marked(channel, header.generation)
-            return
-        generation = self._succession.find(header.generation)
-        if generation is None:
-            self.keep_early(channel, header, payload)
-            return
-        rank = generation.rank_by_incarnation.get(channel.peer)
-        if rank is None:
-            return
-        number, peer, events = generation.number, channel.peer, self._events
-        if header.type == FrameType.GATE:
-            self._contact(generation)
-            flags = unpack_flags(payload)
-            outcomes = generation.gates.arrive(header.tag, header.check, header.slot, flags)
-            self._act(generation, outcomes)
-        elif header.type == FrameType.PERS:
-            kind, step = header.slot, header.tag
-            self._outbox.event(lambda: events.control(rank, kind, number, step, payload))
-        elif header.type == FrameType.POISON:
-            edges = unpack_edges(payload)
-            generation.edges.update(dict.fromkeys(edges))
-            self._outbox.event(lambda: events.poisoned(number, peer, edges))
-
-    def broken(self, channel: Channel, reason: str) -> None:
-        """A stream has ended."""
-        self._mesh.forget(channel)
-        current = self._succession.current
-        if current is not None and current.port_of(channel.peer) is not None:
-            current.edges[(self.identity.incarnation, channel.peer)] = None
-        self._succession.lost(channel, reason)
-
-    def established(self, channel: Channel) -> None:
-        """A channel is open."""
-        self._succession.established(channel)
-
-    def knocked(self, peer: str, generation: int) -> None:
-        """A higher rank asks this one to connect."""
-        self._succession.knocked(peer, generation)
-
-    def connect_failed(self, peer: str, generation: int, reason: str) -> None:
-        """A peer could not be reached."""
-        succession = self._succession
-        if succession.prepared is not None and succession.prepared.number == generation:
-            succession.fail_prepare(peer, reason)
-        elif self.generation == generation:
-            text = f"could not be reached: {reason}"
-            self._outbox.event(lambda: self._events.channel_broken(generation, peer, text))
-
-    def generation_refusal(self, hello: hs.Hello) -> str | None:
-        """Why a caller is not welcome."""
-        return self._succession.refusal(hello)
-
-    def want_channel(self, generation: Generation, rank: int) -> None:
-        """A pair outside the core talks for the first time: the lower rank connects."""
-        member = generation.membership.members[rank]
-        purpose = hs.PURPOSE_CHANNEL if generation.rank < rank else hs.PURPOSE_KNOCK
-        if not generation.is_broken:
-            self._mesh.connect(member, generation.number, purpose)
-
-    def mismatch(self, error: CollectiveMismatch) -> None:
-        """Ranks called different collectives."""
-        self._outbox.event(lambda: self._events.mismatch(error))
-
-    def drain(self) -> None:
-        """Say what is due; the lock must not be held."""
-        self._outbox.drain()
-
     # -- the end -------------------------------------------------------------
+
+    def cut_channel(self, peer: str = "") -> bool:
+        """For drills: reset the connection to `peer`, to any where empty; whether there was one."""
+        was_cut = self._router.cut_channel(peer)
+        self._router.drain()
+        return was_cut
 
     def close(self) -> None:
         """Close everything, after queued frames have left (bounded)."""
@@ -477,7 +336,7 @@ class Communicator:
     def _become_child(self) -> None:
         self._is_forked = True
         self._mesh.close_in_child()
-        for stream in list(self._streams):
+        for stream in list(self._router.streams):
             stream.close()
 
 

@@ -27,7 +27,7 @@ class Counters:
         return cls(
             mesh.opened_total,
             mesh.closed_total,
-            closed[2] + sum(channel.frames_out for channel in channels),
-            closed[1] + sum(channel.bytes_out for channel in channels),
+            closed[2] + sum(channel.out.frames_out for channel in channels),
+            closed[1] + sum(channel.out.bytes_out for channel in channels),
             closed[0] + sum(channel.bytes_in for channel in channels),
         )

@@ -46,5 +46,5 @@ def dense(tensor: torch.Tensor) -> torch.Tensor:
 
 def write_back(target: torch.Tensor, source: torch.Tensor) -> None:
     """Copy a dense stand-in's values into the (strided) user's tensor."""
-    with torch.no_grad():
+    with torch.inference_mode():  # the only mode that may write inference tensors, too
         target.detach().copy_(source.view(target.shape))

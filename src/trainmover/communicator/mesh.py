@@ -212,7 +212,7 @@ class Mesh:
             config = self.credentials.config
             channel = Channel(self.engine, self._owner, sock, peer, generation, config)
             channel.id = next(self._ids)
-            channel.ring = pair
+            channel.out.ring = pair
             channel.opened_at = self.opened_total
             self.opened_total += 1
             self.channels[peer] = channel
@@ -223,8 +223,9 @@ class Mesh:
         config = self.credentials.config
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, config.socket_buffer_bytes)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, config.socket_buffer_bytes)
+        if config.socket_buffer_bytes > 0:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, config.socket_buffer_bytes)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, config.socket_buffer_bytes)
         if config.tcp_user_timeout_s > 0:
             milliseconds = round(config.tcp_user_timeout_s * 1000)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
@@ -245,8 +246,8 @@ class Mesh:
         bytes_in, bytes_out, frames_out = self.totals_of_closed
         self.totals_of_closed = (
             bytes_in + channel.bytes_in,
-            bytes_out + channel.bytes_out,
-            frames_out + channel.frames_out,
+            bytes_out + channel.out.bytes_out,
+            frames_out + channel.out.frames_out,
         )
 
     def close_channel(self, channel: Channel) -> None:

@@ -72,7 +72,7 @@ class OverdueWatch:
 
         def end() -> None:
             with self._engine.lock:
-                is_drained = all(channel.is_drained for channel in mesh.channels.values())
+                is_drained = all(channel.out.is_drained for channel in mesh.channels.values())
                 if is_drained or time.monotonic() >= deadline:
                     mesh.close()
                     done.set()

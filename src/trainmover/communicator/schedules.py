@@ -3,7 +3,7 @@
 Decides the reduction tree, and with it the numbers: for p = the largest power of two <= n,
 ranks r >= p fold into r - p; then partners at distance p/2, p/4, ..., 1 combine. It depends on
 the number of ranks only, never on size, position, chunking, algorithm or transport, so DDP may
-rebuild its buckets without changing a bit (facts/torch.md). Pure.
+rebuild its buckets without changing a bit. Pure.
 """
 
 from __future__ import annotations

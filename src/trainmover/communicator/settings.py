@@ -58,8 +58,10 @@ class CommunicatorConfig:
     """All-reduces up to this size use recursive doubling (fewest rounds)."""
     unexpected_bytes: int = 256 * MIB
     """Data buffered per channel before its collective is called; beyond it reading pauses."""
-    socket_buffer_bytes: int = 4 * MIB
-    """Kernel send and receive buffers per channel; the kernel may grant less."""
+    socket_buffer_bytes: int = 0
+    """Kernel send and receive buffers per channel; 0 leaves their size to the kernel, which grows
+    them as needed. A fixed size is cut to `net.core.rmem_max`, often far below what it would
+    grow to."""
     tcp_user_timeout_s: float = 20.0
     """Unacknowledged data for this long breaks a channel (cut cable); 0 leaves it to the OS."""
     keepalive_s: float = 10.0

@@ -86,6 +86,8 @@ def is_fresh_start(move: Move, reports: Mapping[str, Report], lost: tuple[int, .
         return False
     if any(each.report.is_building for each in stayers):
         return True
+    if not all(lookup.identity_of(move.state, rank) for rank in lost):
+        return True
     return bool(restoration(move, stayers, lost).missing)
 
 

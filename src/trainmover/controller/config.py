@@ -27,6 +27,9 @@ class Config:
     """How long a worker may be stopped (state T) before it is replaced."""
     report_timeout_s: float = 5.0
     """From a freeze to the exclusion of whoever has not reported; longer spares slow tails."""
+    link_grace_s: float = 0.3
+    """How long a freeze waits for reports from a machine whose link has closed: an agent that is
+    restarted later than that while another fault strikes costs its ranks a standby."""
     prepare_timeout_s: float = 120.0
     """Phase one of a planned switchover, while training goes on."""
     boundary_timeout_s: float = 60.0
@@ -35,6 +38,8 @@ class Config:
     """From the plan to the last Done; bounds the move of state."""
     joiner_timeout_s: float = 120.0
     """From the launch of a worker to its readiness as a joiner."""
+    reap_timeout_s: float = 10.0
+    """From the order to kill a worker to the use of a standby because its end is not seen."""
     machine_wait_s: float = 60.0
     """How long a lost rank waits for a machine when no standby is left; then the job stops."""
     release_timeout_s: float = 10.0

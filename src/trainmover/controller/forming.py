@@ -22,6 +22,9 @@ def advance(move: Move) -> None:
     phase = move.state.phase
     if not isinstance(phase, Forming):
         return
+    if _has_lost_founder(move, phase):
+        phase = replace(phase, active=())
+        move.enter(phase)
     if not phase.active:
         _choose(move, phase)
     phase = move.state.phase
@@ -32,6 +35,12 @@ def advance(move: Move) -> None:
     if isinstance(phase, Forming) and move.now >= phase.deadline:
         text = f"not formed within {move.state.config.start_timeout_s:g} s: {_missing(move, phase)}"
         ending.stop(move, exits.START_FAILED, text)
+
+
+def _has_lost_founder(move: Move, phase: Forming) -> bool:
+    """Whether a chosen machine has gone; a link that is down for a moment is no reason."""
+    chosen = [move.state.machines.get(name) for name in phase.active]
+    return any(m is not None and (m.is_lost or m.is_leaving or m.is_retired) for m in chosen)
 
 
 def _choose(move: Move, phase: Forming) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from trainmover.controller.state import Machine, State, Worker
 from trainmover.protocol.messages import Facts, Plan
 from trainmover.topology import Member, Membership
 
 
+@lru_cache(maxsize=65_536)
 def natural_order(name: str) -> tuple[tuple[int, str], ...]:
     """Sort key under which m2 comes before m10."""
     parts = re.findall(r"\d+|\D+", name)

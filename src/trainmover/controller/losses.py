@@ -54,6 +54,8 @@ def worker_gone(move: Move, name: str, evidence: str) -> None:
         forming.on_gone(move, worker, evidence)
     elif worker.role in {"starting", "standby"} and worker.machine in move.state.machines:
         pool.on_launch_failed(move, worker, evidence)
+    if worker.released_number and not move.state.config.return_to_pool:
+        pool.dismiss(move, worker.machine)
     participant_lost(move, name, evidence)
 
 
@@ -150,13 +152,20 @@ def on_broken(move: Move, worker: Worker, body: Broken) -> None:
         recovery.note_edges(move, body.incarnation, body.edges)
         recovery.check(move)
     elif isinstance(phase, Freezing):
+        incident = move.state.incident
+        if incident is not None and body.edges and not incident.edges:
+            # The poisoned often speak before those who saw the break: theirs is the better reason.
+            move.state = replace(move.state, incident=replace(incident, reason=reason))
         recovery.note_edges(move, body.incarnation, body.edges)
         recovery.check(move)
+    elif isinstance(phase, Finishing):
+        # One passed finish gate proves that all have done all steps, also whoever is stuck in it.
+        finishing.complete(move, phase.step, is_stopped=phase.is_stopped)
 
 
 def _text(move: Move, edges: tuple[Edge, ...]) -> str:
     if not edges:
-        return "the gate was not passed in time"
+        return "its generation is broken, no connection named"
     membership = move.state.membership
     parts = []
     for edge in edges[:4]:

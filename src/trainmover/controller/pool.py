@@ -39,10 +39,13 @@ def on_hello(move: Move, hello: AgentHello) -> None:
     """An agent registers, for the first time or again."""
     known = move.state.machines.get(hello.machine)
     machine = known or Machine(name=hello.machine, heard_at=move.now)
+    if machine.reason == LEFT and machine.agent != hello.incarnation:
+        machine = replace(machine, is_retired=False, reason="")  # it comes back as a new one
     machine = replace(
         machine,
         agent=hello.incarnation,
         is_linked=True,
+        unlinked_at=None,
         is_lost=False,
         heard_at=move.now,
         facts=hello.facts,
@@ -110,13 +113,24 @@ def let_go(move: Move) -> None:
         machine = move.state.machines[name]
         if not machine.is_leaving or not machine.is_linked:
             continue
-        keeps = [w for w in lookup.workers_on(move.state, name) if w.role in {"member", "leaver"}]
-        if not keeps and not lookup.ranks_on(move.state.membership, name):
-            body = StopAgent(
-                term=move.state.term, code=exits.COMPLETED, reason=f"{name} has left the job"
-            )
-            move.send(name, body)
-            move.keep_machine(replace(machine, is_leaving=False, is_retired=True, reason=LEFT))
+        serves = [w for w in lookup.workers_on(move.state, name) if w.role in {"member", "leaver"}]
+        if not serves and not lookup.ranks_on(move.state.membership, name):
+            _send_off(move, machine)
+
+
+def _send_off(move: Move, machine: Machine) -> None:
+    reason = f"{machine.name} has left the job"
+    move.send(machine.name, StopAgent(term=move.state.term, code=exits.COMPLETED, reason=reason))
+    move.keep_machine(replace(machine, is_leaving=False, is_retired=True, reason=LEFT))
+
+
+def dismiss(move: Move, name: str) -> None:
+    """A machine whose workers have left for good is given back."""
+    machine = move.state.machines.get(name)
+    keeps = [w for w in lookup.workers_on(move.state, name) if w.role != "ending"]
+    if machine is None or keeps or lookup.ranks_on(move.state.membership, name):
+        return
+    _send_off(move, machine)
 
 
 # --------------------------------------------------------------------------- launching

@@ -155,8 +155,8 @@ def note_edges(move: Move, seen_by: str, edges: tuple[Edge, ...]) -> None:
 def check(move: Move) -> None:
     """Decide when every member that can report has, or the time is up."""
     phase = move.state.phase
-    if not isinstance(phase, Freezing):
-        return
+    if not isinstance(phase, Freezing) or move.state.failure is not None:
+        return  # a failed script ends the job: no standby is spent on it (C87)
     awaited = [n for n in lookup.member_names(move.state) if n not in phase.reports]
     awaited = [n for n in awaited if can_report(move, n)]
     if not awaited or move.now >= phase.deadline:
@@ -173,11 +173,15 @@ def can_report(move: Move, name: str) -> bool:
         return False
     if machine is not None and machine.is_linked:
         return True
-    # A closed link alone proves nothing; together with peers' broken edges it does (C7).
+    # A closed link alone proves nothing; inside an incident it does: at once where peers' broken
+    # edges name the rank, else after a moment (C7).
+    if machine is None or machine.unlinked_at is None:
+        return True
     incident = move.state.incident
     rank = membership.rank_of(name) if membership is not None else None
     edges = incident.edges if incident is not None else ()
-    return not (machine is not None and any(rank in edge for edge in edges))
+    is_named = any(rank in edge for edge in edges)
+    return not is_named and not move.has_waited(machine.unlinked_at, move.state.config.link_grace_s)
 
 
 # --------------------------------------------------------------------------- decision
@@ -289,7 +293,7 @@ def _begin_seats(
     for rank in lost:
         name = lookup.members(move.state)[rank].incarnation
         report = reports.get(name)
-        evidence = "did not report in time"
+        evidence = _why_lost(move, name)
         if report is not None and report.broken_state:
             evidence = f"its state was touched by a dropped value: {report.broken_state}"
             pool.end(move, name, evidence)
@@ -300,6 +304,18 @@ def _begin_seats(
     )
     move.enter(Gathering(number=number, reports=reports, seats=chosen, since=move.now))
     advance(move)
+
+
+def _why_lost(move: Move, name: str) -> str:
+    worker = move.state.workers.get(name)
+    if worker is None:
+        return "its process has ended"
+    machine = move.state.machines.get(worker.machine)
+    if machine is not None and (machine.is_lost or machine.unlinked_at is not None):
+        return f"{machine.name} is gone: its link has closed"
+    if pool.is_stopped(move, worker):
+        return f"its process was stopped for {move.state.config.stopped_limit_s:g} s"
+    return f"did not report within {move.state.config.report_timeout_s:g} s"
 
 
 def _blame_rank(move: Move, rank: int, evidence: str) -> None:
@@ -332,7 +348,7 @@ def gather_again(move: Move, phase: Gathering) -> None:
 def advance(move: Move) -> None:
     """Fill seats; when all are taken by somebody who can join, issue the plan."""
     phase = move.state.phase
-    if not isinstance(phase, Gathering):
+    if not isinstance(phase, Gathering) or move.state.failure is not None:
         return
     lost = tuple(seat.rank for seat in phase.seats)
     is_fresh = agreement.is_fresh_start(move, phase.reports, lost)

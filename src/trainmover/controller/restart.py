@@ -210,10 +210,30 @@ def _resume_generation(move: Move, past: _Past) -> None:
         progress_gate=plan.target.step - 1,
     )
     _meet_members(move, plan.membership, "member")
+    if plan.kind == "planned":
+        _meet_leavers(move, plan)
     names = tuple(member.incarnation for member in plan.membership.members)
     # Whether they have built `main` is known from their next gate.
     move.enter(Training(unacknowledged=names, committed_at=move.now))
     move.because(f"generation {plan.number} goes on")
+
+
+def _meet_leavers(move: Move, plan: Plan) -> None:
+    """Whoever made room keeps its state until a gate has been passed without it."""
+    for member in plan.leaver_members:
+        leaver = Worker(
+            incarnation=member.incarnation,
+            machine=member.machine,
+            local_rank=member.rank % move.state.spec.workers_per_machine,
+            launched_at=move.now,
+            role="leaver",
+            released_number=plan.number,
+            host=member.host,
+            port=member.port,
+        )
+        move.keep_worker(leaver)
+        if member.machine not in move.state.machines:
+            move.keep_machine(Machine(name=member.machine, heard_at=move.now))
 
 
 def _resume_phase(move: Move, past: _Past) -> None:

@@ -82,10 +82,13 @@ def _renewed_respawn(move: Move, seat: Seat) -> Seat:
         return _standby_seat(move, seat.rank)
     if seat.incarnation:
         return seat
-    if member.incarnation in move.state.workers:
+    old = move.state.workers.get(member.incarnation)
+    if old is not None:
         # Only when the old process is reaped nothing of it can act (protocol C2).
         pool.end(move, member.incarnation, "replaced in place")
-        return seat
+        since = old.ending_since if old.ending_since is not None else move.now
+        is_stuck = move.has_waited(since, move.state.config.reap_timeout_s)
+        return _standby_seat(move, seat.rank) if is_stuck else seat
     if not _may_respawn(move, member):
         return _standby_seat(move, seat.rank)
     step = lookup.known_step(move.state)
@@ -216,11 +219,21 @@ def are_taken(move: Move, phase: Gathering, is_fresh: bool) -> bool:
     if hopeless:
         ranks = ", ".join(str(seat.rank) for seat in hopeless)
         text = (
-            f"no machine could take rank {ranks} within "
-            f"{move.state.config.machine_wait_s:g} s: no standby is ready; start a machine"
+            f"no machine could take rank {ranks} within {move.state.config.machine_wait_s:g} s: "
+            f"{_why_none(move)}; start a machine"
         )
         ending.stop(move, exits.NO_MACHINE, text)
     return False
+
+
+def _why_none(move: Move) -> str:
+    reasons = []
+    for worker in lookup.standbys(move.state):
+        why = worker.reason
+        if not why and _has_other_sequence(move, worker):
+            why = "calls other collectives than the job's ranks"
+        reasons.append(f"{worker.machine}: {why or 'not ready yet'}")
+    return "no standby is ready (" + "; ".join(reasons) + ")" if reasons else "there is no standby"
 
 
 def _is_taken(move: Move, seat: Seat, is_fresh: bool) -> bool:

@@ -47,6 +47,8 @@ class Machine:
     """Incarnation of the agent's process; empty: never heard of in this term."""
     is_linked: bool = False
     heard_at: Instant
+    unlinked_at: Instant | None = None
+    """When its link closed; None while it is up, and before it was up in this term."""
     facts: Facts = NO_FACTS
     is_leaving: bool = False
     is_retired: bool = False

@@ -47,7 +47,7 @@ from trainmover.protocol.messages import (
     Release,
     ToWorkerBody,
 )
-from trainmover.units import Instant, earliest
+from trainmover.units import Instant, after, earliest, seconds
 
 
 def next_deadline(state: State) -> Instant | None:
@@ -57,12 +57,13 @@ def next_deadline(state: State) -> Instant | None:
             return None
         case Training() | Gathering():
             deadline = None
+        case Freezing(deadline=due):
+            deadline = earliest(due, *_link_graces(state))
         case (
             Forming(deadline=due)
             | Preparing(deadline=due)
             | Flagged(deadline=due)
             | Switching(deadline=due)
-            | Freezing(deadline=due)
             | Finishing(deadline=due)
             | Completing(deadline=due)
             | Ending(deadline=due)
@@ -73,6 +74,14 @@ def next_deadline(state: State) -> Instant | None:
     if state.failure is None or isinstance(state.phase, Ending):
         return earliest(state.resend_at, deadline)
     return earliest(state.resend_at, deadline, state.failure.deadline)
+
+
+def _link_graces(state: State) -> list[Instant]:
+    """When machines whose link has closed count as lost in a freeze."""
+    grace = seconds(state.config.link_grace_s)
+    closed = [state.machines[name].unlinked_at for name in sorted(state.machines)]
+    ends = [after(at, grace) for at in closed if at is not None]
+    return [end for end in ends if end > state.moved_at]
 
 
 def notice_gap(move: Move) -> None:
@@ -174,8 +183,9 @@ def _on_training(move: Move, phase: Training) -> None:
     if not phase.has_passed_gate and state.progress_gate >= max(state.target.step, 0):
         phase = replace(phase, has_passed_gate=True)
         move.enter(phase)
-    phase = _with_acknowledged(state, phase)
-    move.enter(phase)
+    if phase.unacknowledged:
+        phase = _with_acknowledged(state, phase)
+        move.enter(phase)
     is_heard = not phase.unacknowledged
     is_late = move.has_waited(phase.committed_at, config.release_timeout_s)
     if phase.has_passed_gate or (is_heard and is_late):

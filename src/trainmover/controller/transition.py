@@ -112,14 +112,16 @@ def transition(state: State, event: Event, now: Instant) -> Transition:
 def _on_linked(move: Move, name: str) -> None:
     machine = move.state.machines.get(name)
     if machine is not None:
-        move.keep_machine(replace(machine, is_linked=True, heard_at=move.now))
+        move.keep_machine(replace(machine, is_linked=True, unlinked_at=None, heard_at=move.now))
 
 
 def _on_unlinked(move: Move, name: str) -> None:
     machine = move.state.machines.get(name)
     if machine is None:
         return
-    move.keep_machine(replace(machine, is_linked=False))
+    if machine.is_linked:
+        machine = replace(machine, is_linked=False, unlinked_at=move.now)
+        move.keep_machine(machine)
     move.because(f"link of {name} closed")
     if isinstance(move.state.phase, Ending):
         ending.on_unlinked(move, move.state.phase, name)

@@ -15,6 +15,8 @@ import sys
 from pathlib import Path
 from typing import Any, assert_never
 
+import msgspec
+
 from trainmover import agent
 from trainmover.agent import Exit, Kill, Launch, ToController, ToWorkerLink
 from trainmover.daemons import settings as settings_of
@@ -78,6 +80,7 @@ class AgentDaemon:
                 entry=options.entry,
                 orphan_timeout_s=options.orphan_timeout_s,
                 is_cold=options.is_cold,
+                is_provided=options.is_nursery_provided,
             ),
             self._hear_nursery,
         )
@@ -107,13 +110,20 @@ class AgentDaemon:
         """Events of adopted workers that reconnect before the decider exists."""
         self._exit: Exit | None = None
         self._is_parent_gone = False
+        self._starting: asyncio.Task[Any] | None = None
 
     async def run(self) -> int:
         """Until the decider ends the agent; its exit code."""
         self._make_runtime()
+        self._starting = asyncio.current_task()
         await self._workers.start()
         self._launcher.on_spawn = lambda _: self._write_pids()
-        up = await self._launcher.start()
+        if self._options.is_embedded:
+            watch_parent(self._lose_parent)
+        try:
+            up = await self._launcher.start()
+        except asyncio.CancelledError:
+            return await self._end()
         log.info(
             "nursery %d: warm in %.1f s, %d threads, %d workers live",
             up.pid,
@@ -125,8 +135,6 @@ class AgentDaemon:
             log.warning("the nursery has more than one thread: workers start by fork and exec")
         loop = self._make_loop(up.workers)
         self._write_pids()
-        if self._options.is_embedded:
-            watch_parent(self._lose_parent)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
             asyncio.get_running_loop().add_signal_handler(number, self._ask_to_leave, number)
         await self._serve(loop)
@@ -139,9 +147,7 @@ class AgentDaemon:
             config=settings_of.build("agent", agent.Config, self._settings),
             machine=self._machine,
             incarnation=f"{self._machine}@{os.getpid()}.{secrets.token_hex(3)}",
-            facts=probes.machine_facts(
-                self._options.script, int(str(self._settings["worker.threads"]))
-            ),
+            facts=probes.machine_facts(self._options.script),
             labels=self._options.labels,
         )
         for worker in live:
@@ -174,7 +180,6 @@ class AgentDaemon:
         for result in results:
             if isinstance(result, AuthenticationFailed):
                 self._exit = Exit(code=exits.BAD_USAGE, reason=str(result))
-                print(f"trainmover agent: {result}", file=sys.stderr, flush=True)
             elif isinstance(result, Exception):
                 raise result
 
@@ -189,6 +194,8 @@ class AgentDaemon:
             (exits.INTERRUPTED, "") if self._exit is None else (self._exit.code, self._exit.reason)
         )
         log.info("ended with %d: %s", code, reason)
+        if code != exits.COMPLETED and reason:
+            print(f"trainmover agent: {reason}", file=sys.stderr, flush=True)
         return code
 
     def _leave_runtime(self) -> None:
@@ -226,6 +233,8 @@ class AgentDaemon:
     def _stop(self) -> None:
         if self._loop is not None:
             self._loop.stop()
+        elif self._starting is not None:
+            self._starting.cancel()
 
     # ------------------------------------------------------------------------- events
 
@@ -308,7 +317,7 @@ class AgentDaemon:
                 local_rank=launch.local_rank,
                 machine=self._machine,
                 host=self._options.host,
-                spec=spec,
+                spec=msgspec.structs.replace(spec, log_directory=str(self._directory.logs)),
                 agent_socket=self._socket,
                 secret=seal.channel_secret(self._token, spec.run_id),
                 progress_path=str(self._pages.open(launch.incarnation)),
@@ -318,7 +327,8 @@ class AgentDaemon:
         )
 
     def _environment(self, launch: WorkerLaunch, spec: JobSpec) -> tuple[tuple[str, str], ...]:
-        threads = str(self._settings["worker.threads"])
+        # The job's value, not this machine's: sums must be split alike everywhere.
+        threads = dict(spec.settings).get("worker.threads", "1")
         variables = {
             name: value for name, value in os.environ.items() if name not in NOT_FOR_WORKERS
         }

@@ -45,6 +45,8 @@ class AgentOptions(msgspec.Struct, frozen=True, kw_only=True):
     """``module:function`` of a worker; empty: the training worker."""
     orphan_timeout_s: float = 60.0
     is_cold: bool = False
+    is_nursery_provided: bool = False
+    """The first nursery is started by whoever started the agent."""
     is_embedded: bool = False
     """Ends, with its workers, when its standard input is closed."""
 

@@ -37,6 +37,15 @@ def kill_session(session: int, leader_start: int) -> int:
     return len(members)
 
 
+def children_of(parent: int) -> tuple[int, ...]:
+    """Pids of the direct children of a process of ours that still lives."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and probes.parent_of(int(entry.name)) == parent:
+            found.append(int(entry.name))
+    return tuple(sorted(found))
+
+
 def machine_of(directory: RunDirectory, machine: str) -> MachineFile | None:
     """Recorded processes of a machine; None for one that has never run or has ended."""
     return read_struct(directory.machine_file(machine), MachineFile)

@@ -108,6 +108,10 @@ class RunDirectory:
         base = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
         return base / f"{PREFIX}-{os.getuid()}-{digest}"
 
+    def nursery_socket(self, machine: str) -> Path:
+        """Where the machine's nursery serves its agent."""
+        return self.runtime / f"{machine}.n"
+
     def worker_log(self, incarnation: str) -> Path:
         """Output of one worker's life."""
         return self.logs / f"worker-{incarnation}.log"

@@ -15,13 +15,14 @@ import sys
 import time
 import types
 import uuid
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from trainmover.daemons import processes
+from trainmover.daemons.child import Child, how_ended, wait_for_ends
+from trainmover.daemons.nurseries import Nurseries
 from trainmover.daemons.options import AgentOptions, ControllerOptions
 from trainmover.daemons.plan import JobPlan, Screen
 from trainmover.daemons.process import CRASHED
@@ -51,19 +52,11 @@ CONTROLLER_START_LIMIT_S: Final = 30.0
 MAX_CONTROLLER_RESTARTS: Final = 20
 MAX_AGENT_RESTARTS: Final = 20
 JUDGE_AFTER_S: Final = 0.3
-END_LIMIT_S: Final = 15.0
+STABLE_AFTER_S: Final = 60.0
+"""A daemon that has lived this long starts with a clean record of restarts."""
+OWN_END_LIMIT_S: Final = 3.0
+END_LIMIT_S: Final = 12.0
 STOP_NOW_LIMIT_S: Final = 15.0
-
-
-@dataclass(kw_only=True)
-class _Child:
-    name: str
-    options: Path
-    module: str
-    process: subprocess.Popen[bytes]
-    restarts: int = 0
-    is_gone: bool = False
-    dead_since: float | None = None
 
 
 class Supervisor:
@@ -73,9 +66,11 @@ class Supervisor:
         self._plan = plan
         self._screen = screen
         self.directory = RunDirectory(plan.run_directory.resolve())
-        self._controller: _Child
-        self._agents: list[_Child] = []
+        self._controller: Child
+        self._agents: list[Child] = []
+        self._nurseries: Nurseries | None = None
         self._client: OperatorClient | None = None
+        self._found: ControllerFile | None = None
         self._stop_signals = 0
         self._stops_sent = 0
         self._now_since: float | None = None
@@ -142,6 +137,7 @@ class Supervisor:
             started_wall_s=time.time(),
         )
         write_struct(path / "job.json", job)
+        self._nurseries = Nurseries(plan, self.directory)
         options = ControllerOptions(
             run_directory=str(path),
             spec=spec,
@@ -169,18 +165,19 @@ class Supervisor:
             entry=self._plan.entry,
             is_cold=self._plan.is_cold,
             orphan_timeout_s=self._plan.orphan_timeout_s,
+            is_nursery_provided=True,
             is_embedded=True,
         )
 
-    def _spawn(self, name: str, module: str, options: msgspec.Struct) -> _Child:
+    def _spawn(self, name: str, module: str, options: msgspec.Struct) -> Child:
         path = self.directory.path / "options" / f"{name}.json"
         write_struct(path, options)
         full = f"trainmover.daemons.{module}"
-        return _Child(name=name, options=path, module=full, process=self._popen(name, full, path))
+        return Child(name=name, options=path, module=full, process=self._popen(name, full, path))
 
-    def _respawn(self, child: _Child) -> None:
-        if child.process.stdin is not None:
-            child.process.stdin.close()
+    def _respawn(self, child: Child) -> None:
+        child.let_go()
+        child.started_at = time.monotonic()
         child.process = self._popen(child.name, child.module, child.options)
 
     def _popen(self, name: str, module: str, options: Path) -> subprocess.Popen[bytes]:
@@ -196,12 +193,9 @@ class Supervisor:
 
     def _wait_for_controller(self) -> ControllerFile:
         deadline = time.monotonic() + CONTROLLER_START_LIMIT_S
-        path = self.directory.path / "controller.json"
         while time.monotonic() < deadline:
-            found = read_struct(path, ControllerFile)
-            if found is not None and found.pid == self._controller.process.pid:
-                token = seal.read_token(self.directory.token)
-                self._client = OperatorClient(found.host, found.port, token, timeout_s=3.0)
+            found = self._find_controller()
+            if found is not None:
                 return found
             if self._controller.process.poll() is not None:
                 raise ConfigError(self._last_line("controller"))
@@ -224,8 +218,9 @@ class Supervisor:
             for child in self._agents:
                 if not child.is_gone and child.process.poll() is not None:
                     self._judge_agent(child)
-            if all(child.is_gone for child in self._agents):
-                self._screen.line("failure", "no machine is left")
+            hopeless = self._find_hopeless()
+            if hopeless:
+                self._screen.line("failure", hopeless)
                 return self._verdict()
             self._pass_signals()
             if self._stop_signals >= 3:
@@ -233,6 +228,12 @@ class Supervisor:
                 return exits.INTERRUPTED
             self._refresh()
             time.sleep(POLL_S)
+
+    def _find_hopeless(self) -> str:
+        """Why nothing can come of this job any more; empty while something can."""
+        if all(child.is_gone for child in self._agents):
+            return "no machine is left"
+        return self._nurseries.failure() if self._nurseries is not None else ""
 
     def _revive_controller(self) -> bool:
         child = self._controller
@@ -242,15 +243,25 @@ class Supervisor:
         if code == exits.BAD_USAGE or child.restarts >= MAX_CONTROLLER_RESTARTS:
             self._screen.line("failure", self._last_line("controller"))
             return False
-        child.restarts += 1
-        self._screen.line(
-            "warning", f"the controller {_how(code)}; training goes on, restarting it"
-        )
+        is_stable = time.monotonic() - child.started_at > STABLE_AFTER_S
+        child.restarts = 1 if is_stable else child.restarts + 1
+        text = f"the controller {how_ended(code)}; training goes on, restarting it"
+        self._screen.line("warning", text)
         self._respawn(child)
-        self._wait_for_controller()
         return True
 
-    def _judge_agent(self, child: _Child) -> None:
+    def _find_controller(self) -> ControllerFile | None:
+        """Where the running controller listens, once it does; keeps a client for it."""
+        found = read_struct(self.directory.path / "controller.json", ControllerFile)
+        if found is None or found.pid != self._controller.process.pid:
+            return None
+        if found != self._found:
+            self._found = found
+            token = seal.read_token(self.directory.token)
+            self._client = OperatorClient(found.host, found.port, token, timeout_s=3.0)
+        return found
+
+    def _judge_agent(self, child: Child) -> None:
         now = time.monotonic()
         child.dead_since = now if child.dead_since is None else child.dead_since
         if now - child.dead_since < JUDGE_AFTER_S:
@@ -263,8 +274,9 @@ class Supervisor:
         )
         is_accident = code < 0 or code == CRASHED
         if is_accident and has_nursery and child.restarts < MAX_AGENT_RESTARTS:
-            child.restarts += 1
-            text = f"the agent of {child.name} {_how(code)}; its workers go on, restarting it"
+            is_stable = now - child.started_at > STABLE_AFTER_S
+            child.restarts = 1 if is_stable else child.restarts + 1
+            text = f"the agent of {child.name} {how_ended(code)}; its workers go on, restarting it"
             self._screen.line("warning", text)
             self._respawn(child)
             return
@@ -272,7 +284,9 @@ class Supervisor:
         if found is not None:
             processes.kill_session(found.nursery_pid, found.nursery_start)
         if is_accident:
-            self._screen.line("warning", f"machine {child.name} is gone (its agent {_how(code)})")
+            self._screen.line(
+                "warning", f"machine {child.name} is gone (its agent {how_ended(code)})"
+            )
         elif code not in (exits.COMPLETED, exits.INTERRUPTED):
             line = self._last_line(child.name)
             self._screen.line("warning", f"machine {child.name} left with code {code}: {line}")
@@ -300,9 +314,11 @@ class Supervisor:
 
     def _refresh(self) -> None:
         now = time.monotonic()
-        if now - self._console_at < CONSOLE_INTERVAL_S or self._client is None:
+        if now - self._console_at < CONSOLE_INTERVAL_S:
             return
         self._console_at = now
+        if self._find_controller() is None or self._client is None:
+            return  # it is starting
         try:
             news = self._client.get("console", after=self._console_seen)
         except TrainMoverError:
@@ -317,8 +333,10 @@ class Supervisor:
     def _verdict(self) -> int:
         outcome = read_struct(self.directory.path / "outcome.json", OutcomeFile)
         if outcome is None:
-            code = self._controller.process.poll()
-            return code if code is not None and code > 0 else exits.START_FAILED
+            codes = [child.process.poll() for child in (self._controller, *self._agents)]
+            if exits.CONTROLLER_LOST in codes:
+                return exits.CONTROLLER_LOST
+            return codes[0] if codes[0] is not None and codes[0] > 0 else exits.START_FAILED
         return outcome.code
 
     def failure(self) -> FailureFile | None:
@@ -334,34 +352,22 @@ class Supervisor:
         children = [*self._agents]
         if hasattr(self, "_controller"):
             children.append(self._controller)
-        limit_s = 0.0 if self._stop_signals >= 3 else END_LIMIT_S
-        has_outcome = (self.directory.path / "outcome.json").exists()
-        deadline = time.monotonic() + (limit_s if has_outcome else min(limit_s, 0.5))
-        while time.monotonic() < deadline and self._stop_signals < 3:
-            if all(child.process.poll() is not None for child in children):
-                break
-            time.sleep(POLL_S)
+        if self._stop_signals < 3:
+            has_outcome = (self.directory.path / "outcome.json").exists()
+            wait_for_ends(children, OWN_END_LIMIT_S if has_outcome else 0.5)
+            for child in self._agents:
+                # Not linked when the job ended: it is told that we are gone, and ends at once.
+                child.let_go()
+            wait_for_ends(children, END_LIMIT_S)
         if self._client is not None:
             self._client.close()
         for child in children:
-            self._end_child(child)
+            child.end()
         for name in self._plan.machine_names:
             found = processes.machine_of(self.directory, name)
             if found is not None:
                 processes.kill_session(found.nursery_pid, found.nursery_start)
                 self.directory.machine_file(name).unlink(missing_ok=True)
+        if self._nurseries is not None:
+            self._nurseries.end()
         self.directory.clear_runtime()
-
-    def _end_child(self, child: _Child) -> None:
-        process = child.process
-        if process.poll() is None:
-            processes.send(process.pid, signal.SIGKILL)
-        process.wait()
-        if process.stdin is not None:
-            process.stdin.close()
-
-
-def _how(code: int) -> str:
-    if code < 0:
-        return f"was ended by {signal.Signals(-code).name}"
-    return f"ended with code {code}"

@@ -34,12 +34,13 @@ UNPLANNED_ROWS: Final = (
 PLANNED_ROWS: Final = (
     ("stopped at the boundary", ("boundary_reached",)),
     ("decided", ("cut_over", "plan_received")),
-    ("connected", ("connected", "swapped")),
+    ("connected", ("swapped",)),
     ("state moved", ("received", "settled", "prepared")),
     ("committed", ("committed",)),
     ("first new step", (FIRST_GATE,)),
 )
-"""Phase as people read it -> marks that show it, best first."""
+PHASES: Final = (PLANNED_ROWS[0][0], *(phase for phase, _ in UNPLANNED_ROWS))
+"""All phases, in the order of tables. In the rows: a phase -> marks that show it, best first."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,6 +79,15 @@ def is_planned(report: IncidentReport) -> bool:
 def joiners(report: IncidentReport) -> tuple[RolePlayed, ...]:
     """Roles that another process plays than before."""
     return tuple(role for role in report.roles if role.before != role.incarnation)
+
+
+def lost_machines(report: IncidentReport) -> tuple[str, ...]:
+    """Machines that died: they had a rank, play none now, and nobody asked them to leave."""
+    if is_planned(report):
+        return ()
+    playing = {role.machine for role in report.roles}
+    before = dict.fromkeys(machine_of(role.before) for role in report.roles)
+    return tuple(machine for machine in before if machine and machine not in playing)
 
 
 def phase_rows(report: IncidentReport) -> tuple[PhaseRow, ...]:
@@ -152,8 +162,7 @@ def phase_table(summaries: Sequence[IncidentSummary]) -> Table:
         table.add_column(f"{summary.kind}\nstayer", justify="right")
         table.add_column(f"{summary.kind}\njoiner", justify="right")
     phases = list(dict.fromkeys(row.phase for s in summaries for row in s.rows))
-    order = [phase for phase, _ in (PLANNED_ROWS[0], *UNPLANNED_ROWS)]
-    for phase in sorted(phases, key=order.index):
+    for phase in sorted(phases, key=PHASES.index):
         cells = []
         for summary in summaries:
             row = next((row for row in summary.rows if row.phase == phase), None)

@@ -162,6 +162,7 @@ def kill_controller(job: RunningJob, draw: random.Random) -> None:
         "the controller is back",
         30.0,
     )
+    job.wait_for_standby()
     job.switchover((job.member(_rank(job, draw)).machine,))
     _is_back(job)
 

@@ -68,7 +68,7 @@ class Journal:
 
     def _open(self) -> sqlite3.Connection:
         database = sqlite3.connect(self._path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
-        database.execute("PRAGMA journal_mode=DELETE")
+        database.execute("PRAGMA journal_mode=WAL")
         database.execute("PRAGMA synchronous=FULL")
         with _transaction(database):
             database.execute(

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from trainmover.edges import probes
 from trainmover.errors import ProtocolError, RemoteProtocolError, TransportError
 from trainmover.protocol.nursery import (
     EndNursery,
@@ -54,6 +55,9 @@ class NurserySettings:
     is_cold: bool = False
     """Do not import torch beforehand (scripts without torch)."""
     environment: dict[str, str] = field(default_factory=dict)
+    is_provided: bool = False
+    """Somebody else starts the first nursery; one of our own only when that does not come."""
+    provision_limit_s: float = 120.0
 
 
 class Launcher:
@@ -74,6 +78,7 @@ class Launcher:
         """Told the pid of a nursery just started, long before it is warm."""
         self._reader: asyncio.StreamReader | None = None
         self._is_ending = False
+        self._has_been_up = False
 
     @property
     def nursery_pid(self) -> int:
@@ -130,35 +135,45 @@ class Launcher:
     async def end(self, grace_s: float) -> None:
         """End all workers and the nursery; returns when it is gone or `grace_s` + 5 s are over."""
         self._is_ending = True
-        self._send(EndNursery(grace_s=grace_s))
+        if not self._send(EndNursery(grace_s=grace_s)) and self._nursery_pid:
+            _send_signal(self._nursery_pid, signal.SIGTERM)  # our own child, still warming up
         deadline = asyncio.get_running_loop().time() + grace_s + 5.0
         while self._nursery_pid and _is_running(self._nursery_pid):
             if asyncio.get_running_loop().time() > deadline:
                 log.warning("nursery %d does not end: killed", self._nursery_pid)
-                os.kill(self._nursery_pid, signal.SIGKILL)
+                _send_signal(self._nursery_pid, signal.SIGKILL)
                 break
             await asyncio.sleep(0.01)
         for incarnation in list(self._pids):
             self._kill_directly(incarnation)
+
+    async def disconnect(self) -> None:
+        """Leave nursery and workers alone, for another agent to adopt; `run` ends."""
+        self._is_ending = True
+        if self._writer is not None:
+            self._writer.close()
+            await asyncio.gather(self._writer.wait_closed(), return_exceptions=True)
 
     # -------------------------------------------------------------------------- connection
 
     async def _connect(self) -> tuple[asyncio.StreamReader, NurseryUp]:
         process: subprocess.Popen[bytes] | None = None
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._settings.start_timeout_s
+        is_provided = self._settings.is_provided and not self._has_been_up
+        spawn_at = loop.time() + (self._settings.provision_limit_s if is_provided else 0.0)
+        deadline = spawn_at + self._settings.start_timeout_s
         while True:
             try:
                 reader, writer = await asyncio.open_unix_connection(self._settings.socket)
                 return await self._greet(reader, writer)
             except (FileNotFoundError, ConnectionError, asyncio.IncompleteReadError):
-                if process is None:
+                if process is None and loop.time() >= spawn_at:
                     process = self._spawn()
                     self._nursery_pid = process.pid
                     self.on_spawn(process.pid)
-                elif process.poll() is not None:
+                elif process is not None and process.poll() is not None:
                     raise TransportError(self._obituary(process.returncode)) from None
-            if loop.time() > deadline:
+            if loop.time() > deadline and process is not None:
                 process.kill()
                 limit = self._settings.start_timeout_s
                 raise TransportError(f"the nursery was not warm within {limit} s") from None
@@ -176,6 +191,7 @@ class Launcher:
         if uid != os.getuid() or pid != up.pid:
             raise RemoteProtocolError(f"a stranger (pid {pid}, user {uid}) holds the socket")
         self._writer = writer
+        self._has_been_up = True
         self._nursery_pid = up.pid
         for worker in up.workers:
             await self._learn(worker.incarnation, worker.pid)
@@ -265,13 +281,20 @@ class Launcher:
             return  # it has ended, and nobody of its group is left
 
 
+def _send_signal(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return  # it has just ended by itself
+
+
 def _is_running(pid: int) -> bool:
     try:
         # A child of ours is a zombie until reaped; a stranger's is looked up.
         done, _ = os.waitpid(pid, os.WNOHANG)
         return done == 0
     except ChildProcessError:
-        return Path(f"/proc/{pid}").exists()
+        return probes.process_state(pid) not in ("", "Z", "X")
 
 
 def log_tail(path: Path | str, limit_bytes: int) -> str:

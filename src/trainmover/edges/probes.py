@@ -88,16 +88,20 @@ def script_digest(path: str) -> str:
         return "absent"
 
 
-def machine_facts(script: str = "", threads: int = 1) -> Facts:
-    """Facts of this machine: those that must equal on all machines, and those that should."""
+def machine_facts(script: str = "", threads: int | None = None) -> Facts:
+    """Facts of this machine: those that must equal on all machines, and those that should.
+
+    `threads` is a worker's number of intra-op threads; an agent, which has none, leaves it out.
+    """
     must = [(name, version_of(name)) for name in PACKAGES_THAT_CHANGE_NUMBERS]
     must += [
         ("python", platform.python_version()),
         ("architecture", platform.machine()),
         ("byte order", sys.byteorder),
         ("CPU features", " ".join(cpu_flags())),
-        ("threads", str(threads)),
     ]
+    if threads is not None:
+        must.append(("threads", str(threads)))
     if script:
         must.append((f"script {Path(script).name}", script_digest(script)))
     for variable in ("ATEN_CPU_CAPABILITY", "MKL_CBWR", "MKL_NUM_THREADS", "ONEDNN_MAX_CPU_ISA"):
@@ -143,6 +147,15 @@ def process_state(pid: int) -> str:
         return ""
     # The command's name, in parentheses, may hold anything.
     return stat[stat.rfind(")") + 2 : stat.rfind(")") + 3]
+
+
+def parent_of(pid: int) -> int:
+    """Pid of the parent; 0 when there is no such process."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        return int(stat[stat.rfind(")") + 2 :].split()[1])
+    except (OSError, IndexError, ValueError):
+        return 0
 
 
 def start_time(pid: int) -> int:

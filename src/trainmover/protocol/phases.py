@@ -69,8 +69,8 @@ PHASES: Final[tuple[Phase, ...]] = (
     Phase(
         name="joiner_chosen",
         kinds=BOTH,
-        passed_by=("controller",),
-        text="it is decided who takes over",
+        passed_by=("controller", "joiner"),
+        text="it is decided who takes over (controller), and it knows (joiner)",
     ),
     Phase(
         name="decided",

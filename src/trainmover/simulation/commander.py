@@ -42,7 +42,7 @@ class Commander:
 
     def start(self) -> None:
         """A controller's life: take the term, read the journal, go on."""
-        if self.is_alive or self.end is not None:
+        if self.is_alive or self.end is not None or self.world.commander is not self:
             return
         self.life += 1
         self.is_alive = True
@@ -68,6 +68,12 @@ class Commander:
         for machine in self.world.machine_list():
             self.world.link_soon(machine)
 
+    def succeed(self, old: Commander) -> None:
+        """Begin beside a controller that still lives, on the same journal."""
+        self.journal = old.journal
+        self.term = old.term
+        self.start()
+
     def crash(self) -> None:
         """SIGKILL; the supervisor starts it again."""
         if not self.is_alive or self.end is not None:
@@ -76,7 +82,8 @@ class Commander:
         self.is_alive = False
         self.life += 1
         for machine in self.world.machine_list():
-            self.world.unlink(machine)
+            if machine.commander is self:
+                self.world.unlink(machine)
         self.world.schedule.after(RESTART_S * self.world.random.uniform(0.3, 2.0), self.start)
 
     def hang(self, lasts_s: float) -> None:
@@ -145,7 +152,7 @@ class Commander:
             case controller.Append(record=record):
                 self._append_slowly(record)
             case controller.ToAgent(machine=name, body=body):
-                self.world.send_to_agent(name, body)
+                self.world.send_to_agent(self, name, body)
             case controller.EndJob(code=code, reason=reason):
                 self.end = command
                 self.world.note(f"job ends with {code}: {reason}")
@@ -177,6 +184,10 @@ class Commander:
         self.world.schedule.after(delay * self.world.random.uniform(0.5, 3.0), durable)
 
     def _append(self, record: AnyRecord) -> None:
+        if self.world.commander is not self:
+            self.world.note(f"controller of term {self.term} finds a higher term and ends")
+            self.crash()
+            return
         self.journal.append(record)
         self.world.note(f"journal {len(self.journal)}: {type(record).__name__}")
         self.world.journaled(record)

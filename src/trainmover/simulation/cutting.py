@@ -62,7 +62,7 @@ def _peers(process: Process, plan: Plan) -> tuple[str, ...]:
 def _open(process: Process, number: int, peer: str) -> None:
     """Half of a rendezvous: the connection exists once both ends have asked for it."""
     world = process.world
-    key = (number, *sorted((process.name, peer)))
+    key = (number, min(process.name, peer), max(process.name, peer))
     waiting = world.rendezvous.setdefault(key, {})
     waiting[process.name] = process
     other = waiting.get(peer)

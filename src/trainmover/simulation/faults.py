@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from trainmover.simulation.process import Process
     from trainmover.simulation.world import World
 
+
 class Strike:
     """One fault of the scenario, waiting for its moment."""
 
@@ -59,7 +60,9 @@ def _members(world: World) -> list[Process]:
 
 
 def _machines(world: World) -> list[Machine]:
-    return [machine for machine in world.machine_list() if machine.is_alive and not machine.has_left]
+    return [
+        machine for machine in world.machine_list() if machine.is_alive and not machine.has_left
+    ]
 
 
 def _kill_worker(world: World, fault: Fault) -> None:
@@ -99,6 +102,21 @@ def _stop_worker(world: World, fault: Fault) -> None:
         victim.stop_for(fault.lasts_s)
 
 
+def _freeze_machine(world: World, fault: Fault) -> None:
+    """A paused host: workers stop, the agent is not heard; then all goes on as if nothing was."""
+    victims = _machines(world)
+    if not victims:
+        return
+    victim = world.random.choice(victims)
+    world.losses.append(victim.name)
+    world.note(f"freeze machine {victim.name}")
+    _cut(world, "controller", victim.name, fault.lasts_s)
+    world.unlink_after(victim, min(6.0, fault.lasts_s))
+    for process in _members(world):
+        if process.machine == victim.name:
+            process.stop_for(fault.lasts_s)
+
+
 def _leave_machine(world: World, fault: Fault) -> None:
     del fault
     victims = [machine for machine in _machines(world) if machine.is_agent_alive]
@@ -130,6 +148,12 @@ def _crash_at_append(world: World, fault: Fault) -> None:
 
 def _hang_controller(world: World, fault: Fault) -> None:
     world.commander.hang(min(fault.lasts_s, 20.0))
+
+
+def _second_controller(world: World, fault: Fault) -> None:
+    del fault
+    world.note("a second controller starts")
+    world.start_second_controller()
 
 
 def _reset_channel(world: World, fault: Fault) -> None:
@@ -210,12 +234,14 @@ STRIKES = {
     "kill_worker": _kill_worker,
     "kill_machine": _kill_machine,
     "silence_machine": _silence_machine,
+    "freeze_machine": _freeze_machine,
     "stop_worker": _stop_worker,
     "leave_machine": _leave_machine,
     "kill_agent": _kill_agent,
     "kill_controller": _kill_controller,
     "crash_at_append": _crash_at_append,
     "hang_controller": _hang_controller,
+    "second_controller": _second_controller,
     "reset_channel": _reset_channel,
     "cut_pair": _cut_pair,
     "cut_link": _cut_link,

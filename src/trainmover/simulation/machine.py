@@ -9,8 +9,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trainmover import agent
-from trainmover.protocol.messages import FromAgentMessage, FromWorkerBody, ToAgentMessage
-from trainmover.protocol.messages import ToWorkerBody, WorkerStatus
+from trainmover.protocol.messages import (
+    FromAgentMessage,
+    FromWorkerBody,
+    ToAgentMessage,
+    ToWorkerBody,
+    WorkerStatus,
+)
 from trainmover.simulation.process import Process
 from trainmover.worker import events as worker_events
 
@@ -40,6 +45,8 @@ class Machine:
         self.has_left = False
         """The agent has ended by itself: nothing comes back here."""
         self.is_linked = False
+        self.commander = world.commander
+        """The controller's process that the link leads to."""
         self.link = 0
         """Counts links to the controller."""
         self.processes: dict[str, Process] = {}
@@ -88,7 +95,7 @@ class Machine:
         self.tick_at = None
         self.world.unlink(self)
         for _, process in self._live():
-            process.later(LOCAL_S, lambda p=process: p.feed(worker_events.LinkDown()))
+            process.later(LOCAL_S, process.lose_link)
 
     def die(self, *, is_silent: bool) -> None:
         """Power off: agent and workers at once."""
@@ -182,11 +189,10 @@ class Machine:
         def started() -> None:
             if not self.is_alive or life != self.life or name in self.processes:
                 return
-            pid = self.world.next_id()
-            process = Process(self.world, self, name, local_rank, pid)
+            process = Process(self, name, local_rank)
             self.processes[name] = process
             self.world.processes[name] = process
-            self.feed(agent.ProcessStarted(incarnation=name, pid=pid))
+            self.feed(agent.ProcessStarted(incarnation=name, pid=process.pid))
             self._link_worker(process, is_new=True)
 
         delay = self.world.delay_ns(LAUNCH_S)
@@ -260,6 +266,6 @@ class Machine:
             self.world.schedule.at(at, lambda: self.world.arrive_at_controller(self, link, body))
 
     def arrive(self, link: int, body: ToAgentMessage) -> None:
-        """A message of the controller."""
-        if link == self.link and self.is_linked:
+        """A message of the controller; a late copy (link 0) turns up on whatever link there is."""
+        if link in (0, self.link) and self.is_linked:
             self.feed(agent.FromController(body=body))

@@ -11,8 +11,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from trainmover.checks import observations as seen
-from trainmover.protocol.messages import Edge, FromWorkerBody, Report, ToWorkerBody, Version
-from trainmover.protocol.messages import WorkerStatus
+from trainmover.protocol.messages import (
+    Edge,
+    FromWorkerBody,
+    Report,
+    ToWorkerBody,
+    Version,
+    WorkerStatus,
+)
 from trainmover.simulation import attempt, cutting
 from trainmover.simulation.channels import (
     Ask,
@@ -33,7 +39,6 @@ from trainmover.worker.lifecycle_state import InGate, RunningOut
 
 if TYPE_CHECKING:
     from trainmover.simulation.machine import Machine
-    from trainmover.simulation.world import World
 
 EXIT_DELAY_S = 0.02
 
@@ -41,13 +46,14 @@ EXIT_DELAY_S = 0.02
 class Process:
     """A worker process from launch to end."""
 
-    def __init__(self, world: World, machine: Machine, name: str, local_rank: int, pid: int) -> None:
+    def __init__(self, machine: Machine, name: str, local_rank: int) -> None:
+        world = machine.world
         self.world = world
         self.host = machine
         self.machine = machine.name
         self.name = name
         self.local_rank = local_rank
-        self.pid = pid
+        self.pid = world.next_id()
         self.is_alive = True
         self.stopped_until = 0
         self.deferred: list[Callable[[], None]] = []
@@ -122,6 +128,10 @@ class Process:
         for _, channel in named:
             unique[id(channel)] = channel
         return list(unique.values())
+
+    def lose_link(self) -> None:
+        """The agent is gone."""
+        self.feed(worker_events.LinkDown())
 
     def status(self) -> WorkerStatus:
         """What the agent's probe reads of the progress page and of the operating system."""

@@ -59,6 +59,9 @@ class Summary:
             found.append(f"reproduce: trainmover simulate --seeds 1 --first {failure.seed}")
         return found
 
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
 
 def run_world(world: World) -> None:
     """Let `world` run to its end, its bound, or its first violation."""
@@ -78,6 +81,13 @@ def run_seed(
     world = World(scenario or draw_scenario(seed, without=without))
     run_world(world)
     return judge(world)
+
+
+def trace(seed: int) -> list[str]:
+    """Everything that happened in the world of `seed`, a line per move; for a person at a desk."""
+    world = World(draw_scenario(seed), keeps_trace=True)
+    run_world(world)
+    return [str(world.scenario), *world.lines, str(judge(world))]
 
 
 def judge(world: World) -> Outcome:
@@ -117,10 +127,8 @@ def _illegitimate(world: World, code: int) -> str:
         case exits.STOPPED_BY_OPERATOR:
             return "" if world.is_stop_requested else "nobody asked for it"
         case exits.CANNOT_RESTORE:
-            needed = 1 if scenario.changes_in_tail else 2
-            is_small = scenario.machines == 2
-            few = len(world.losses) < needed and not is_small
-            return f"only {len(world.losses)} losses" if few else ""
+            step = world.restorable
+            return "" if step is None else f"state of step {step} was there"
         case exits.NO_MACHINE:
             return "" if _is_short_of_machines(world) else "there were machines enough"
         case exits.START_FAILED:

@@ -9,13 +9,21 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-LOSSES = ("kill_worker", "kill_machine", "silence_machine", "stop_worker", "leave_machine")
+LOSSES = (
+    "kill_worker",
+    "kill_machine",
+    "silence_machine",
+    "freeze_machine",
+    "stop_worker",
+    "leave_machine",
+)
 """Faults that cost a process or a machine."""
 OTHERS = (
     "kill_agent",
     "kill_controller",
     "crash_at_append",
     "hang_controller",
+    "second_controller",
     "reset_channel",
     "cut_pair",
     "cut_link",

@@ -8,21 +8,24 @@ from __future__ import annotations
 
 import hashlib
 import random
+from functools import partial
 
 import msgspec
 
 from trainmover import agent, controller
 from trainmover.checks import Checker, Observation, Violation
+from trainmover.protocol import exits
 from trainmover.protocol.journal import (
     AbortRecorded,
     AnyRecord,
     CommitRecorded,
     IncidentOpened,
     PlanRecorded,
+    StoppedRecorded,
     encode_record,
 )
 from trainmover.protocol.messages import FromAgentMessage, JobSpec, ToAgentMessage
-from trainmover.simulation import faults, numbers
+from trainmover.simulation import cutting, faults, numbers
 from trainmover.simulation.channels import Channel
 from trainmover.simulation.commander import Commander
 from trainmover.simulation.machine import Machine
@@ -68,17 +71,19 @@ class World:
             workers_per_machine=scenario.workers_per_machine,
         )
         self.processes: dict[str, Process] = {}
-        self.machines = {name: Machine(self, name) for name in names}
         self.commander = Commander(self)
+        self.machines = {name: Machine(self, name) for name in names}
         self.cuts: dict[tuple[str, str], int] = {}
         """Path between two machines (or a machine and the controller) to the instant it heals."""
-        self.rendezvous: dict[tuple[int | str, ...], dict[str, Process]] = {}
+        self.rendezvous: dict[tuple[int, str, str], dict[str, Process]] = {}
         self.finished_ranks: set[int] = set()
         self.has_script_failed = False
         self.is_stop_requested = False
         self.losses: list[str] = []
         self.armed: list[faults.Strike] = []
         self.has_begun = False
+        self.restorable: int | None = None
+        """Step that could have been restored when the job said that it can't."""
 
     # ------------------------------------------------------------------ what the rest needs
 
@@ -112,6 +117,8 @@ class World:
 
     def journaled(self, record: AnyRecord) -> None:
         """A record is durable."""
+        if isinstance(record, StoppedRecorded) and record.code == exits.CANNOT_RESTORE:
+            self.restorable = restorable_version(self)
         if isinstance(record, PlanRecorded | CommitRecorded | AbortRecorded):
             self.moment("decision")
         elif isinstance(record, IncidentOpened):
@@ -155,7 +162,7 @@ class World:
                 return
             what = f"{name}({type(inside).__name__})" if inner is not None else name
             detail = str(inside if inner is not None else event)[:300]
-            self.lines.append(f"{self.schedule.now / 1e9:10.4f} {who} <- {what}: {reason} | {detail}")
+            self.note(f"{who} <- {what}: {reason} | {detail}")
 
     # ------------------------------------------------------------------ channels
 
@@ -174,8 +181,6 @@ class World:
         self.schedule.at(at, established)
 
     def _opened(self, end: Process, peer: Process, channel: Channel, number: int) -> None:
-        from trainmover.simulation import cutting
-
         switch = end.life.switch
         if switch is None or switch.plan.number != number:
             channel.fail("no such generation here", by=end)
@@ -200,6 +205,7 @@ class World:
                 return
             machine.link += 1
             machine.is_linked = True
+            machine.commander = self.commander
             self.commander.feed(controller.AgentLinked(machine=machine.name))
             machine.feed(agent.LinkUp())
 
@@ -211,9 +217,24 @@ class World:
             return
         machine.is_linked = False
         machine.link += 1
-        self.commander.feed(controller.AgentUnlinked(machine=machine.name))
+        machine.commander.feed(controller.AgentUnlinked(machine=machine.name))
         machine.feed(agent.LinkDown())
         self.link_soon(machine)
+
+    def start_second_controller(self) -> None:
+        """An engine starts another controller although the first one lives; agents move over."""
+        old = self.commander
+        if not old.is_alive or old.end is not None:
+            return
+        self.commander = Commander(self)
+        self.commander.succeed(old)
+        for machine in self.machine_list():
+            delay_s = self.random.choice((0.05, 0.5, 6.0)) * self.random.uniform(0.2, 1.0)
+            self.schedule.after(delay_s, partial(self._move_over, machine, old))
+
+    def _move_over(self, machine: Machine, old: Commander) -> None:
+        if machine.commander is old:
+            self.unlink(machine)
 
     def unlink_after(self, machine: Machine, delay_s: float) -> None:
         """The other end of a dark machine notices late."""
@@ -249,18 +270,18 @@ class World:
     def arrive_at_controller(self, machine: Machine, link: int, body: FromAgentMessage) -> None:
         """An agent's message is there, unless its link is gone."""
         if link == machine.link and machine.is_linked:
-            self.commander.feed(controller.FromAgent(machine=machine.name, body=body))
+            machine.commander.feed(controller.FromAgent(machine=machine.name, body=body))
 
-    def send_to_agent(self, name: str, body: ToAgentMessage) -> None:
-        """Over the link of that machine, if there is one."""
+    def send_to_agent(self, sender: Commander, name: str, body: ToAgentMessage) -> None:
+        """Over the link of that machine, if it leads to the sender."""
         machine = self.machines.get(name)
-        if machine is None or not machine.is_linked:
+        if machine is None or not machine.is_linked or machine.commander is not sender:
             return
-        link = machine.link
         is_sure = type(body).__name__ in ("Welcome", "Refused")
         for extra_s in self.copies(is_sure=is_sure):
             at = self.link_arrival(machine, "down", extra_s)
-            self.schedule.at(at, lambda: machine.arrive(link, body))
+            link = 0 if extra_s else machine.link
+            self.schedule.at(at, partial(machine.arrive, link, body))
 
     # ------------------------------------------------------------------ the run
 
@@ -286,3 +307,33 @@ class World:
         """Something that a fault may wait for happens now."""
         if self.armed:
             faults.moment(self, name)
+
+
+def restorable_version(world: World) -> int | None:
+    """Step at which every rank's state exists on a live, reachable process; None if there is none.
+
+    Errs on the side of None: only processes that run and whose machine the controller can reach
+    count.
+    """
+    now = world.schedule.now
+    committed = max(world.checker.book.committed, default=0)
+    plan = world.checker.book.plans.get(committed)
+    if plan is None:
+        return None
+    here = [
+        process
+        for _, process in sorted(world.processes.items())
+        if process.is_alive and process.stopped_until <= now and process.host.is_linked
+    ]
+    members = [process for process in here if process.generation == committed]
+    if not members:
+        return None
+    newest = max(process.life.applied for process in members)
+    if newest.step == 0:
+        return 0
+    ranks = {process.life.rank for process in members}
+    for rank in range(world.scenario.world_size):
+        copies = [process.personal.get((rank, newest), (0, False)) for process in members]
+        if rank not in ranks and not any(is_final for _, is_final in copies):
+            return None
+    return newest.step

@@ -8,7 +8,7 @@ that can't be captured fails when the inventory is made, with its name, not at a
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 import xxhash
@@ -21,6 +21,8 @@ from torch.utils.data import DataLoader
 from trainmover.errors import StateMismatch, TrackError
 from trainmover.state.leaves import (
     Leaf,
+    buffer_bytes,
+    buffer_leaf,
     extra_state_leaves,
     generator_leaf,
     object_state,
@@ -39,6 +41,12 @@ from trainmover.state.slots import (
     shard_place,
 )
 from trainmover.state.tensors import bytes_digest, fold_digests, local_tensor, tensor_digest
+from trainmover.units import KIB
+
+SMALL_BUFFERS_BYTES: Final = 512 * KIB
+"""Buffers up to this size in all are compared between ranks at each gate."""
+
+BUFFERS: Final = "module buffers"
 
 
 class Inventory:
@@ -71,6 +79,7 @@ class Inventory:
         self._optimizer_slots: list[OptimizerSlots] = []
         self._leaves: dict[str, Leaf] = {}
         self._build()
+        self._are_buffers_small = self._make_buffer_leaf()
         self.small_names = tuple(self._leaves)
         self.names = tuple(f"{name}: {type(item).__name__}" for name, item in self.tracked.items())
         self.identity = self._identity()
@@ -98,6 +107,18 @@ class Inventory:
                 later.append((name, item))
         for name, item in later:
             self._add_other(name, item)
+
+    def _make_buffer_leaf(self) -> bool:
+        """Small buffers are a small leaf: they may differ by rank although parameters are equal.
+
+        BatchNorm under DDP: each rank's running statistics are its own from forward to the next
+        forward, when rank 0's are broadcast. From another replica they would be wrong on rank 0.
+        """
+        size = sum(buffer_bytes(slot) for slot in self._buffers)
+        if not self._buffers or size > SMALL_BUFFERS_BYTES:
+            return False
+        self._leaves[BUFFERS] = buffer_leaf(BUFFERS, self._buffers)
+        return True
 
     def _add_module(self, name: str, module: nn.Module) -> None:
         self.models.append(module)
@@ -143,7 +164,8 @@ class Inventory:
 
     def live(self) -> Iterator[tuple[str, str, torch.Tensor]]:
         """Kind, name and live tensor (DTensors whole) of every bulk entry, in transfer order."""
-        for slot in (*self._parameters, *self._buffers):
+        buffers = () if self._are_buffers_small else self._buffers
+        for slot in (*self._parameters, *buffers):
             tensor = slot.read()
             if tensor is not None:
                 yield slot.kind, slot.name, tensor
@@ -162,6 +184,17 @@ class Inventory:
         tensors of user objects. Tied weights appear once; of a DTensor the local shard.
         """
         return [(name, local_tensor(tensor)) for _, name, tensor in self.live()]
+
+    def unnamed(self) -> Iterator[torch.Tensor]:
+        """Live parameters, optimizer tensors and object tensors, fast; in no order of names."""
+        for slot in (*self._parameters, *self._objects):
+            tensor = slot.read()
+            if tensor is not None:
+                yield tensor
+        for optimizer in self.optimizers:
+            for values in optimizer.state.values():
+                if isinstance(values, dict):
+                    yield from (v for v in values.values() if isinstance(v, torch.Tensor))
 
     def parameters(self) -> list[tuple[str, torch.Tensor]]:
         """Every parameter as (name, tensor), DTensors whole."""
@@ -233,6 +266,8 @@ class Inventory:
             raise StateMismatch(f"bulk state differs: {_first_difference(*described)}")
 
     def _conform_buffers(self, manifest: StateManifest) -> None:
+        if self._are_buffers_small:
+            return
         wanted = {entry.name: entry for entry in manifest.entries if entry.kind == "buffer"}
         for slot in self._buffers:
             entry = wanted.pop(slot.name, None)

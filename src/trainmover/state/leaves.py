@@ -46,6 +46,45 @@ class Leaf:
         self.load(decode_plain(data))
 
 
+def buffer_bytes(slot: Slot) -> int:
+    """Bytes of a buffer as it is now."""
+    tensor = slot.read()
+    if tensor is None:
+        return 0
+    local = local_tensor(tensor)
+    return local.numel() * local.element_size()
+
+
+def buffer_leaf(name: str, slots: list[Slot]) -> Leaf:
+    """All buffers of all tracked modules as one leaf, loaded in place."""
+
+    def read() -> dict[str, torch.Tensor | None]:
+        values = {}
+        for slot in slots:
+            tensor = slot.read()
+            values[slot.name] = None if tensor is None else local_tensor(tensor).detach()
+        return values
+
+    def load(value: dict[str, torch.Tensor | None]) -> None:
+        if list(value) != [slot.name for slot in slots]:
+            raise StateMismatch(f"expected buffers {', '.join(value)}")
+        for slot in slots:
+            wanted, tensor = value[slot.name], slot.read()
+            current = None if tensor is None else local_tensor(tensor)
+            if wanted is not None and current is not None and _are_alike(current, wanted):
+                with torch.no_grad():
+                    current.detach().copy_(wanted)
+            elif wanted is not None or current is not None:
+                assert slot.replace is not None
+                slot.replace(wanted)
+
+    return Leaf(name, slots, read, load)
+
+
+def _are_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return (one.shape, one.dtype) == (other.shape, other.dtype)
+
+
 def optimizer_leaf(slots: OptimizerSlots) -> Leaf:
     """Values of the parameter groups (learning rate, …) and state that is not tensors."""
     optimizer = slots.optimizer

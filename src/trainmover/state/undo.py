@@ -9,6 +9,7 @@ FSDP2 are never touched: their step has run out to its end by itself.
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
@@ -55,7 +56,8 @@ class UndoSet:
         self._buffers = BufferUndo(inventory.buffer_slots())
         self._gradients = GradientUndo(inventory.parameters())
         self._scalers = [ScalerUndo(scaler) for scaler in inventory.scalers]
-        self._bulk: dict[str, tuple[torch.Tensor, int]] = {}
+        self._bulk: list[torch.Tensor] = []
+        self._bulk_versions: list[int] = []
 
     def capture(self) -> None:
         """Remember the boundary at which the next step begins."""
@@ -66,7 +68,7 @@ class UndoSet:
         self._gradients.capture()
         for scaler in self._scalers:
             scaler.capture()
-        self._bulk = self._versions()
+        self._bulk, self._bulk_versions = self._versions()
         for batches in self._batches:
             batches.begin_attempt()
 
@@ -93,21 +95,25 @@ class UndoSet:
 
         By torch's version counters: writes through `.data` or numpy are not seen.
         """
-        now = self._versions()
-        changed = [name for name, known in self._bulk.items() if not _is_same(now.get(name), known)]
-        return changed + [name for name in now if name not in self._bulk]
-
-    def _versions(self) -> dict[str, tuple[torch.Tensor, int]]:
-        versions = {}
+        tensors, versions = self._versions()
+        if versions == self._bulk_versions and _are_same(tensors, self._bulk):
+            return []
+        known = dict(zip(map(id, self._bulk), self._bulk_versions, strict=True))
+        changed = []
         for kind, name, tensor in self._inventory.live():
-            if kind != "buffer":
-                local = local_tensor(tensor)
-                versions[name] = (local, tensor_version(local))
-        return versions
+            local = local_tensor(tensor)
+            if kind != "buffer" and known.pop(id(local), None) != tensor_version(local):
+                changed.append(name)
+        return changed or ["optimizer state that is gone now"]
+
+    def _versions(self) -> tuple[list[torch.Tensor], list[int]]:
+        # Without names: this runs at every boundary, names are needed for a message only.
+        tensors = [local_tensor(tensor) for tensor in self._inventory.unnamed()]
+        return tensors, [tensor_version(tensor) for tensor in tensors]
 
 
-def _is_same(now: tuple[torch.Tensor, int] | None, known: tuple[torch.Tensor, int]) -> bool:
-    return now is not None and now[0] is known[0] and now[1] == known[1]
+def _are_same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
+    return len(one) == len(other) and all(map(operator.is_, one, other))
 
 
 class BufferUndo:

@@ -31,6 +31,8 @@ class WorkerConfig:
     """Set by `trainmover check`: undo and repeat step 2, note writes of standbys, end early."""
     max_steps: int = 0
     """End the loop after this many steps whatever the script asks for; 0: as the script says."""
+    does_trace: bool = False
+    """Print each move of the worker's lifecycle to its log."""
     does_log_digests: bool = False
     """Tell a digest of parameters, buffers and optimizer state with every step; costs one pass over
     them."""

@@ -37,6 +37,7 @@ class CutOverRun:
         self.rank = plan.membership.rank_of(runtime.incarnation)
         self._is_joiner = runtime.incarnation in plan.joiners and not plan.is_fresh_start
         self._is_phase_one = False
+        self._is_started = False
         self._is_preparing = False
         self._is_channel_ready = False
         self._is_adopted = not self._is_joiner
@@ -67,6 +68,7 @@ class CutOverRun:
         """Cut over to `plan` (which now names its target)."""
         self.plan = plan
         self._is_phase_one = False
+        self._is_started = True
         if plan.kind == "planned":
             self._runtime.reached("boundary_reached", plan.number)
         self._begin()
@@ -148,6 +150,8 @@ class CutOverRun:
             return
         if self._is_phase_one:
             self._advance_phase_one()
+        elif not self._is_started:
+            return  # phase one is over (a poll may come late): training goes on until the order
         elif self.rank is None:
             if self._has_state:
                 self._done()

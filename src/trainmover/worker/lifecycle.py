@@ -301,7 +301,7 @@ def _limit(state: WorkerState) -> tuple[Instant | None, str]:
     """When the place `main` is in has been waited for too long, and what that is called."""
     config = state.config
     match state.main:
-        case Ready(since=since) | InGate(since=since):
+        case Ready(since=since) | InGate(since=since) if not state.is_broken:
             return after(since, seconds(config.gate_timeout_s)), "gate"
         case RunningOut(since=since):
             return Instant(since + run_out_limit_ns(state)), "run_out"

@@ -1,4 +1,4 @@
-"""Warm process of one machine that forks its workers: `python -m trainmover.worker.nursery`.
+"""Warm process of a machine that forks its workers: `python -m trainmover.worker.nursery`.
 
 It imports torch, builds an optimizer and takes one tiny step, so that a worker (also one respawned
 in place) starts within milliseconds. It then serves its agent on a unix socket, reaps what it
@@ -13,7 +13,6 @@ the child; where a library has started one, workers are started by fork and exec
 from __future__ import annotations
 
 import argparse
-import ctypes
 import gc
 import importlib
 import os
@@ -21,15 +20,11 @@ import selectors
 import signal
 import socket
 import struct
-import subprocess
 import sys
 import time
-import traceback
-from collections.abc import Callable
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final
 
-from trainmover.edges import faults
 from trainmover.errors import RemoteProtocolError
 from trainmover.protocol.nursery import (
     EndNursery,
@@ -45,15 +40,11 @@ from trainmover.protocol.nursery import (
     decode_to_nursery,
     frame,
 )
+from trainmover.worker.fork import become_worker, die_with_parent, redirect, start_by_exec
 
 DEFAULT_ENTRY: Final = "trainmover.worker.process:run_worker"
-CRASHED: Final = 70
-"""Exit code of a worker whose entry function raised."""
 KEPT_EXITS: Final = 256
 SEND_LIMIT_S: Final = 2.0
-PR_SET_PDEATHSIG: Final = 1
-
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def warm_up(entry: str) -> float:
@@ -82,61 +73,6 @@ def warm_up(entry: str) -> float:
 def thread_count() -> int:
     """Threads of this process as the kernel counts them."""
     return len(os.listdir("/proc/self/task"))
-
-
-def load_entry(entry: str) -> Callable[[ForkRequest], int]:
-    """The function that a worker runs, from ``module:function``."""
-    module, _, name = entry.partition(":")
-    function: Callable[[ForkRequest], int] = getattr(importlib.import_module(module), name)
-    return function
-
-
-def become_worker(request: ForkRequest, entry: str, parent: int) -> NoReturn:
-    """Turn this fresh child into the worker and run it; ends the process."""
-    code = CRASHED
-    try:
-        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, signal.SIG_DFL)
-        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-        if os.getpgrp() != os.getpid():
-            os.setpgid(0, 0)
-        _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(CRASHED)
-        _redirect(request.log_path)
-        os.environ.clear()
-        os.environ.update(dict(request.environment))
-        if request.spec.working_directory:
-            os.chdir(request.spec.working_directory)
-        faults.reload()
-        _use_threads(os.environ.get("OMP_NUM_THREADS", ""))
-        code = load_entry(entry)(request)
-    except SystemExit as stop:
-        code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-    except BaseException:
-        traceback.print_exc()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
-def _redirect(log_path: str) -> None:
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    os.dup2(nowhere, 0)
-    log = nowhere
-    if log_path:
-        Path(log_path).parent.mkdir(parents=True, exist_ok=True)
-        log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-
-
-def _use_threads(text: str) -> None:
-    # OpenMP has read its environment long ago, in the nursery.
-    if text.isdigit() and "torch" in sys.modules:
-        sys.modules["torch"].set_num_threads(max(1, int(text)))
 
 
 class Nursery:
@@ -298,7 +234,7 @@ class Nursery:
 
     def _start(self, request: ForkRequest) -> int:
         if thread_count() > 1:
-            return _start_by_exec(request, self._entry)
+            return start_by_exec(request, self._entry)
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
@@ -343,17 +279,6 @@ def _kill_group(pid: int, number: int) -> None:
         return  # the group has no member any more
 
 
-def _start_by_exec(request: ForkRequest, entry: str) -> int:
-    command = [sys.executable, "-m", "trainmover.worker.nursery", "--child", "--entry", entry]
-    body = frame(request)
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, process_group=0, close_fds=True)
-    assert process.stdin is not None
-    process.stdin.write(body)
-    process.stdin.close()
-    process.returncode = 0  # reaped by the nursery itself, never by this object
-    return process.pid
-
-
 def listen(path: str) -> socket.socket:
     """The unix socket at `path`, in a directory only this user can enter."""
     Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -365,10 +290,38 @@ def listen(path: str) -> socket.socket:
     return listener
 
 
+def serve(path: str, options: argparse.Namespace, warm_seconds: float) -> int:
+    """Be the nursery at `path` until ended."""
+    listener = listen(path)
+    Nursery(listener, options.entry, options.orphan_timeout_s).serve(warm_seconds)
+    Path(path).unlink(missing_ok=True)
+    return 0
+
+
+def serve_each(options: argparse.Namespace, warm_seconds: float) -> int:
+    """Fork one nursery per socket, each in a session of its own, and reap them.
+
+    For machines played on one host: warming up once saves seconds of every start. We end with
+    whoever started us; the nurseries live on until their agents end them.
+    """
+    die_with_parent()
+    for path, log_path in zip(options.socket, options.log, strict=True):
+        if os.fork() == 0:
+            os.setsid()
+            redirect(log_path)
+            os._exit(serve(path, options, warm_seconds))
+    while True:
+        try:
+            os.wait()
+        except ChildProcessError:
+            return 0
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Command line of the process."""
     parser = argparse.ArgumentParser(prog="trainmover.worker.nursery")
-    parser.add_argument("--socket", default="")
+    parser.add_argument("--socket", action="append", default=[])
+    parser.add_argument("--log", action="append", default=[], help="one per socket, if several")
     parser.add_argument("--entry", default=DEFAULT_ENTRY)
     parser.add_argument("--orphan-timeout-s", type=float, default=60.0)
     parser.add_argument("--cold", action="store_true", help="do not import torch beforehand")
@@ -378,10 +331,9 @@ def main(arguments: list[str] | None = None) -> int:
         (body,) = FrameBuffer().feed(sys.stdin.buffer.read())
         become_worker(decode_request(body), options.entry, os.getppid())
     warm_seconds = 0.0 if options.cold else warm_up(options.entry)
-    listener = listen(options.socket)
-    Nursery(listener, options.entry, options.orphan_timeout_s).serve(warm_seconds)
-    Path(options.socket).unlink(missing_ok=True)
-    return 0
+    if options.log:
+        return serve_each(options, warm_seconds)
+    return serve(options.socket[0], options, warm_seconds)
 
 
 if __name__ == "__main__":

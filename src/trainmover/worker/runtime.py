@@ -33,6 +33,7 @@ from trainmover.worker import events, lifecycle, orders
 from trainmover.worker.channel_events import ChannelEvents
 from trainmover.worker.config import WorkerConfig, read_settings
 from trainmover.worker.cut_over import CutOverRun
+from trainmover.worker.drill_hooks import StepFaults
 from trainmover.worker.exchange import Exchange
 from trainmover.worker.link import AgentLink
 from trainmover.worker.output import redirect
@@ -88,6 +89,7 @@ class Runtime:
         self._is_dispatching = False
         self._tick: Timer | None = None
         self._pid = os.getpid()
+        self.step_faults = StepFaults(self._reset_one)
         self.start_groups: Callable[[orders.RunMain], None]
         self._state = lifecycle.initial_state(
             read_settings(lifecycle.LifecycleConfig, "worker", settings),
@@ -139,7 +141,7 @@ class Runtime:
         self.communicator.observer = self.watch.observe
         self.communicator.on_rank_read = self.reads.note
         self.watch.is_running_out = lambda: self.is_running_out
-        self.watch.on_call = self.page.write_collective
+        self.watch.on_call = self._collective_entered
         self.engine.start()
         host, port = self.communicator.address
         started = events.Started(host=host, port=port, pid=os.getpid())
@@ -161,13 +163,27 @@ class Runtime:
         try:
             while self._events:
                 now = Instant(time.monotonic_ns())
-                move = lifecycle.transition(self._state, self._events.popleft(), now)
+                event = self._events.popleft()
+                move = lifecycle.transition(self._state, event, now)
                 self._state = move.state
+                if self.config.does_trace:
+                    self._trace(event, move)
                 for command in move.commands:
                     self._execute(command)
         finally:
             self._is_dispatching = False
         self._schedule()
+
+    def _trace(self, event: Any, move: lifecycle.Transition) -> None:
+        if isinstance(event, events.Tick) and not move.commands:
+            return
+        what = ", ".join(type(command).__name__ for command in move.commands)
+        main = type(move.state.main).__name__
+        now_s = time.monotonic()
+        print(
+            f"trace {now_s:.4f} {type(event).__name__} -> {move.reason or '-'} [{main}] {what}",
+            flush=True,
+        )
 
     def _schedule(self) -> None:
         if self._tick is not None:
@@ -197,6 +213,8 @@ class Runtime:
                 self.communicator.gate_contribute(command.step, command.kind, command.flags)
             case events.ApplyGate():
                 self.page.write(gate=command.step)
+                if self.step_faults.is_armed and self.stepper is not None:
+                    self.step_faults.reached(self.stepper.rank, command.step, "tail")
                 self.orders.give(
                     orders.Apply(step=command.step, kind=command.kind, vector=command.vector)
                 )
@@ -243,9 +261,25 @@ class Runtime:
             )
         )
 
+    def _collective_entered(self, call: str) -> None:
+        self.page.write_collective(call)
+        if self.step_faults.is_armed and self.stepper is not None:
+            stepper = self.stepper
+            if stepper.phase == "running" and not stepper.is_shadow:
+                place = str(self.watch.calls)
+                self.step_faults.reached(stepper.rank, stepper.version.step, place)
+
+    def _reset_one(self) -> None:
+        def cut() -> None:
+            self.communicator.cut_channel()
+
+        self.engine.submit(cut)
+
     def _mark_flag(self, command: events.ContributeGate) -> None:
         if command.flags[0]:
             self.reached("flag_set", command.flags[0])
+        if self.step_faults.is_armed and self.stepper is not None:
+            self.step_faults.reached(self.stepper.rank, command.step, "gate")
 
     def _break(self, command: events.BreakGeneration) -> None:
         self.mark("detected")
@@ -273,6 +307,9 @@ class Runtime:
         self.mark("committed")
         if run.is_member:
             self.communicator.commit(command.number)
+            # The main thread stands at a boundary: what was invented before is undone or dropped.
+            # A break from now on taints anew.
+            self.communicator.clear_taint()
             self.membership = run.plan.membership
             self.store.drop_above(command.target_step)
             rank = run.rank

@@ -169,6 +169,28 @@ def _main(
         out.put((index, "failed", traceback.format_exc()))
 
 
+def _next_result(
+    out: Any, processes: list[Any], dying: tuple[int, ...], deadline: float
+) -> tuple[int, Any]:
+    while True:
+        try:
+            index, state, value = out.get(timeout=0.2)
+        except queue.Empty:
+            gone = [p.exitcode for i, p in enumerate(processes) if i not in dying]
+            assert not any(gone), f"exit codes {gone}"
+            assert time.monotonic() < deadline, "not all ranks have ended in time"
+            continue
+        assert state == "ok", f"rank {index}:\n{value}"
+        return index, value
+
+
+def _end(processes: list[Any]) -> None:
+    for process in processes:
+        process.join(3)
+        if process.is_alive():
+            process.kill()
+
+
 def run_ranks(
     size: int,
     fn: Callable[..., Any],
@@ -190,24 +212,13 @@ def run_ranks(
         ]
         for process in processes:
             process.start()
-        results: dict[int, Any] = {}
         deadline = time.monotonic() + timeout_s
+        results: dict[int, Any] = {}
         try:
             while len(results) < size - len(dying):
-                try:
-                    index, state, value = out.get(timeout=0.2)
-                except queue.Empty:
-                    gone = [p.exitcode for i, p in enumerate(processes) if i not in dying]
-                    assert not any(gone), f"exit codes {gone}"
-                    assert time.monotonic() < deadline, f"only {sorted(results)} ended"
-                    continue
-                assert state == "ok", f"rank {index}:\n{value}"
+                index, value = _next_result(out, processes, dying, deadline)
                 results[index] = value
         finally:
-            for index in dying:
-                board[f"end:{index}"] = True
-            for process in processes:
-                process.join(3)
-                if process.is_alive():
-                    process.kill()
+            board.update({f"end:{index}": True for index in dying})
+            _end(processes)
         return [results.get(index) for index in range(size)]

@@ -21,7 +21,7 @@ def main() -> int:
         script=__file__,
         arguments=arguments,
         run_directory=directory,
-        is_cold=True,
+        is_cold=options.pop("is_cold", True),
         entry="tests.process.daemons.toy:run",
         settings=settings.flatten(settings.resolve(assignments)),
         **options,

@@ -50,6 +50,9 @@ def test_a_job_runs_to_its_end_and_leaves_nothing(tmp_path: Path) -> None:
         assert code == 0, text
         assert_all_steps_once(running.losses(), STEPS)  # type: ignore[arg-type]
         assert not running.directory.runtime.exists()
+        for machine in ("m0", "m1"):
+            log = (running.directory.logs / f"agent-{machine}.log").read_text()
+            assert "ended with 0" in log
 
 
 def test_planned_switchover_and_the_machine_comes_back_as_standby(tmp_path: Path) -> None:
@@ -112,10 +115,67 @@ def test_an_agent_asked_to_stop_hands_its_rank_over(tmp_path: Path) -> None:
         assert_all_steps_once(running.losses(), 500)  # type: ignore[arg-type]
 
 
+def test_every_signal_makes_an_agent_hand_over_and_the_others_stay(tmp_path: Path) -> None:
+    numbers = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+    with job(tmp_path / "j", 100_000, standbys=len(numbers)) as running:
+        running.wait_for_step(3)
+        for place, number in enumerate(numbers):
+            running.wait_for_standby()
+            before = running.status()["ranks"][0]["machine"]
+            os.kill(running.machine(before).agent_pid, number)
+            eventually(
+                lambda gone=before: (
+                    (running.status().get("ranks") or [{}])[0].get("machine") not in (None, gone)
+                ),
+                f"the rank has left {before} after {number.name} ({place})",
+            )
+        running.client().request(StopRequest(request="s", mode="boundary"))
+        code, text = running.end()
+        assert code == exits.STOPPED_BY_OPERATOR, text
+        assert {record.lineage for record in running.losses().values()} >= {1, 2, 3, 4}
+
+
+def test_workers_end_when_there_is_no_controller_for_too_long(tmp_path: Path) -> None:
+    limits = {
+        "agent.controller_timeout_s": 13.0,
+        "agent.heartbeat_interval_s": 0.5,
+        "controller.lost_after_s": 2.5,
+        "controller.report_timeout_s": 2.0,
+    }
+    with job(tmp_path / "j", 100_000, settings=limits) as running:
+        running.wait_for_step(10)
+        os.kill(running.controller().pid, signal.SIGSTOP)  # not dead: nobody restarts it
+        code, text = running.end()
+        assert code == exits.CONTROLLER_LOST, text
+        assert "no controller for 13 s" in text
+
+
 def test_interrupt_once_stops_at_a_boundary(tmp_path: Path) -> None:
     with job(tmp_path / "j", 100_000, standbys=1) as running:
         running.wait_for_step(10)
         running.process.send_signal(signal.SIGINT)
+        code, text = running.end()
+        assert code == exits.STOPPED_BY_OPERATOR, text
+
+
+def test_interrupt_while_it_starts_ends_it(tmp_path: Path) -> None:
+    with job(tmp_path / "j", 100_000, machines=2) as running:
+        eventually((running.directory.path / "controller.json").exists, "the controller listens")
+        running.process.send_signal(signal.SIGINT)
+        code, text = running.end(30.0)
+        assert code == exits.STOPPED_BY_OPERATOR, text
+
+
+def test_a_controller_killed_many_times_in_a_row_keeps_its_port(tmp_path: Path) -> None:
+    with job(tmp_path / "j", 100_000) as running:
+        running.wait_for_step(3)
+        port = running.controller().port
+        for term in range(2, 7):
+            os.kill(running.controller().pid, signal.SIGKILL)
+            eventually(lambda term=term: running.controller().term == term, f"term {term}")
+        assert running.controller().port == port
+        running.wait_for_step(max(running.losses()) + 5)
+        running.client().request(StopRequest(request="s", mode="boundary"))
         code, text = running.end()
         assert code == exits.STOPPED_BY_OPERATOR, text
 
@@ -151,6 +211,15 @@ def test_nothing_outlives_a_killed_supervisor(tmp_path: Path) -> None:
             *dict(machine.workers).values(),
         ]
         eventually(lambda: not any(map(psutil.pid_exists, pids)), "all are gone")
+        eventually(lambda: not running.directory.runtime.exists(), "sockets are gone")
+
+
+def test_nothing_outlives_a_supervisor_killed_while_workers_warm_up(tmp_path: Path) -> None:
+    with job(tmp_path / "j", 100_000, standbys=1, is_cold=False) as running:
+        eventually((running.directory.logs / "agent-m0.log").exists, "agents have started")
+        pid = running.controller().pid
+        running.process.kill()
+        eventually(lambda: not psutil.pid_exists(pid), "the controller has ended")
         eventually(lambda: not running.directory.runtime.exists(), "sockets are gone")
 
 

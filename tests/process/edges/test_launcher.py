@@ -81,7 +81,9 @@ class Bench:
 
 
 @asynccontextmanager
-async def bench(entry: str, *, is_cold: bool = True) -> AsyncIterator[Bench]:
+async def bench(
+    entry: str, *, is_cold: bool = True, orphan_timeout_s: float = 60.0
+) -> AsyncIterator[Bench]:
     """A started launcher in a short temporary folder; ended with its nursery behind the block."""
     with tempfile.TemporaryDirectory(prefix="tm-") as folder:
         table = Bench(folder=Path(folder))
@@ -90,6 +92,7 @@ async def bench(entry: str, *, is_cold: bool = True) -> AsyncIterator[Bench]:
             log_path=table.folder / "nursery.log",
             entry=f"{HERE}:{entry}",
             is_cold=is_cold,
+            orphan_timeout_s=orphan_timeout_s,
             environment={"PYTHONPATH": os.pathsep.join(("src", "."))},
         )
         table.launcher = Launcher(settings, table.notices.append)
@@ -237,6 +240,35 @@ def test_worker_messages_pass_both_ways_and_a_stranger_is_refused() -> None:
             await table.notice(Exited)
             assert re.search(r"got 70\d\d\d", table.log)
             await server.close()
+
+    asyncio.run(play())
+
+
+def test_a_log_that_is_full_loses_lines_never_the_worker() -> None:
+    async def play() -> None:
+        async with bench("print_much") as table:
+            table.launcher.launch(table.request())
+            exited = await table.notice(Exited)
+            assert isinstance(exited, Exited)
+            assert exited.exit_code == 3
+            assert table.log.startswith("line 0")
+            assert len(table.log) <= 100_000
+
+    asyncio.run(play())
+
+
+def test_without_an_agent_a_nursery_ends_with_its_workers() -> None:
+    async def play() -> None:
+        async with bench("linger", orphan_timeout_s=1.0) as table:
+            table.launcher.launch(table.request())
+            forked = await table.notice(Forked)
+            assert isinstance(forked, Forked)
+            nursery = table.launcher.nursery_pid
+            await table.launcher.disconnect()
+            began = time.monotonic()
+            await asyncio.to_thread(eventually, lambda: _is_dead(forked.pid), "worker is dead")
+            await asyncio.to_thread(eventually, lambda: _is_dead(nursery), "nursery is dead")
+            assert time.monotonic() - began > 0.9
 
     asyncio.run(play())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -31,6 +32,14 @@ def linger(request: ForkRequest) -> int:
     print("child", child.pid, flush=True)
     time.sleep(600)
     return 0
+
+
+def print_much(request: ForkRequest) -> int:
+    """Print ten times what the log may hold, then end with 3."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+    for number in range(10_000):
+        print("line", number, "x" * 90)
+    return 3
 
 
 def talk(request: ForkRequest) -> int:

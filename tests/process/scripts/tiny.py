@@ -188,7 +188,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--save", type=Path)
     parser.add_argument("--tail", action="store_true")
     parser.add_argument("--groups", action="store_true")
-    parser.add_argument("--noise", type=int, default=0)
+    parser.add_argument("--noise", type=int, default=-1)
     parser.add_argument("--raise-at", type=int, default=-1)
     parser.add_argument("--raise-on", default="")
     parser.add_argument("--raise-import", action="store_true")

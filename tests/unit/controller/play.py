@@ -41,6 +41,7 @@ class Stage:
     crash_at: str = ""
     ended: controller.EndJob | None = None
     facts: dict[str, m.Facts] = field(default_factory=dict)
+    agents: dict[str, str] = field(default_factory=dict)
     _queue: list[controller.Event] = field(default_factory=list)
 
     # ------------------------------------------------------------------ set-up
@@ -78,7 +79,7 @@ class Stage:
         self.dead.discard(name)
         hello = m.AgentHello(
             machine=name,
-            incarnation=f"agent-{name}",
+            incarnation=self.agents.get(name, f"agent-{name}"),
             facts=self.facts.get(name, m.Facts(must_equal=(("torch", "2.13"),))),
             workers=self._statuses(name),
         )

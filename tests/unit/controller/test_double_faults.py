@@ -164,3 +164,32 @@ def test_an_exception_of_the_script_ends_the_job_even_when_peers_broke_first() -
     stage.wait(1)
     assert stage.ended is not None and stage.ended.code == exits.SCRIPT_FAILED
     assert stage.ended.reason.endswith("Traceback")
+
+
+def test_two_dead_machines_of_which_peers_name_only_one_are_not_waited_for() -> None:
+    stage = Stage(standby=2).form()
+    stage.gate()
+    silence(stage, m.Freeze)
+    stage.kill_machine("m1")
+    stage.dead.add("m3")
+    stage.linked.discard("m3")
+    for actor in [a for a in stage.actors.values() if a.machine == "m3"]:
+        del stage.actors[actor.incarnation]
+    stage.feed(controller.AgentUnlinked(machine="m3"))
+    silence(stage)
+    stage.wait(1.2, step_s=0.1)
+    assert stage.phase == "Training"
+    assert [stage.machine(rank) for rank in range(4)] == ["m0", "m4", "m2", "m5"]
+
+
+def test_the_reason_names_the_connection_once_somebody_does() -> None:
+    stage = Stage().form()
+    stage.gate()
+    silence(stage, m.Freeze)
+    poisoned = stage.actors[stage.name(0)]
+    stage.worker(poisoned.incarnation, poisoned.broken())
+    assert "no connection named" in stage.state.incident.reason
+    witness = stage.actors[stage.name(2)]
+    witness.edges = (m.Edge(peer=stage.name(1), reason="reset"),)
+    stage.worker(witness.incarnation, witness.broken())
+    assert "connection to rank 1 failed (reset)" in stage.state.incident.reason

@@ -107,3 +107,12 @@ def test_an_exception_behind_the_loop_is_the_jobs_result() -> None:
     stage.exit(stage.name(0), signal=None)
     stage.wait(1)
     assert stage.ended is not None and stage.ended.code == exits.SCRIPT_FAILED
+
+
+def test_a_rank_that_is_stuck_in_the_finish_gate_is_freed_by_completion() -> None:
+    stage = Stage().form()
+    passed = m.FinishPassed(incarnation=stage.name(0), generation=1, step=3)
+    stage.worker(stage.name(0), passed)
+    actor = stage.actors[stage.name(2)]
+    stage.worker(actor.incarnation, actor.broken())
+    assert stage.ended is not None and stage.ended.code == exits.COMPLETED

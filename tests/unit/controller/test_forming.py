@@ -122,3 +122,15 @@ def test_script_failure_at_the_start_names_the_first_rank_and_spares_the_standby
     assert stage.ended is not None and stage.ended.code == exits.SCRIPT_FAILED
     assert "Traceback of 2" in stage.ended.reason
     assert stage.recorded(journal.IncidentOpened) == []
+
+
+def test_a_founder_that_leaves_before_the_start_is_replaced() -> None:
+    stage = Stage()
+    stage.silenced = lambda name, body: isinstance(body, m.LaunchWorkers)
+    for name in stage.names:
+        stage.hello(name)
+    stage.agent("m1", m.AgentLeaving(machine="m1", reason="SIGTERM"))
+    stage.silenced = lambda name, body: False
+    stage.wait(7)
+    assert stage.phase == "Training"
+    assert [stage.machine(rank) for rank in range(4)] == ["m0", "m2", "m3", "m4"]

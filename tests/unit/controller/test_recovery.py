@@ -134,6 +134,7 @@ def test_a_dead_machine_is_replaced_by_the_standby_without_waiting() -> None:
     assert stage.phase == "Training" and stage.machine(1) == "m4"
     stage.gate()
     stage.wait(3)
+    assert stage.state.closed[-1].culprits[0].evidence == "m1 is gone: its link has closed"
     assert stage.state.closed[-1].kind == "standby"
 
 
@@ -336,3 +337,17 @@ def test_a_gate_that_waits_too_long_without_an_edge_is_bounded() -> None:
         actor = stage.actors[stage.name(0)]
         stage.worker(actor.incarnation, actor.broken())
     assert stage.ended is not None and stage.ended.code == exits.TOO_MANY_INCIDENTS
+
+
+def test_a_process_that_can_not_be_reaped_in_time_costs_the_standby() -> None:
+    stage = Stage().form()
+    stage.gate()
+    lost = stage.name(2)
+    stage.actors[lost].broken_state = "ema"
+    silence(stage, m.KillWorker)
+    stage.break_to(stage.name(0))
+    assert stage.phase == "Gathering"
+    stage.wait(9)
+    assert stage.phase == "Gathering"
+    stage.wait(3)
+    assert stage.phase == "Training" and stage.machine(2) == "m4"

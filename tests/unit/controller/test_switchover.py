@@ -213,3 +213,36 @@ def test_an_agent_that_leaves_waits_for_a_standby() -> None:
     assert stage.machine(2) == "m2"
     stage.hello("m9")
     assert stage.machine(2) == "m9"
+
+
+def test_repeated_first_gates_of_the_base_generation_belong_to_no_open_switchover() -> None:
+    stage = Stage().form()
+    silence(stage, m.Prepare)
+    ask(stage, "m1")
+    for rank in range(4):
+        name = stage.name(rank)
+        stage.worker(name, m.FirstGate(incarnation=name, generation=1, step=0))
+    silence(stage)
+    stage.wait(2)
+    assert stage.state.generation == 2
+    assert stage.replies[-1].is_final and stage.replies[-1].is_accepted
+
+
+def test_a_machine_that_left_is_accepted_again_when_it_comes_back() -> None:
+    stage = Stage().form()
+    stage.agent("m2", m.AgentLeaving(machine="m2", reason="SIGTERM"))
+    stage.gate()
+    assert "m2" not in stage.linked
+    stage.agents["m2"] = "agent-m2-again"
+    stage.hello("m2")
+    view = controller.status(stage.state, stage.now)
+    assert [(s.machine, s.is_ready) for s in view.standbys] == [("m2", True)]
+
+
+def test_a_machine_is_given_back_where_it_shall_not_return_to_the_pool() -> None:
+    names = tuple(f"m{index}" for index in range(5))
+    config = controller.Config(machine_names=names, standby_machines=1, return_to_pool=False)
+    stage = Stage(config=config).form()
+    ask(stage, "m1")
+    stage.gate()
+    assert "m1" not in stage.linked and stage.phase == "Training"

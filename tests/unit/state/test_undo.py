@@ -7,8 +7,11 @@ import time
 
 import pytest
 import torch
+import torch.distributed as dist
 from tests.unit.state.toy import ROWS, Run
 from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from trainmover.errors import ScriptError
 from trainmover.state import undo as undo_module
@@ -166,6 +169,41 @@ def test_writes_to_bulk_are_named() -> None:
     run.undo.capture()
     run.optimizer.state[run.model.hidden.weight]["exp_avg"].add_(1)
     assert run.undo.changed_bulk() == ["optimizer.state[model.hidden.weight].exp_avg"]
+
+
+def test_replaced_and_dropped_bulk_is_named() -> None:
+    run = Run()
+    run.step()
+    run.undo.capture()
+    state = run.optimizer.state[run.model.hidden.bias]
+    state["exp_avg"] = state["exp_avg"].clone()
+    assert run.undo.changed_bulk() == ["optimizer.state[model.hidden.bias].exp_avg"]
+    run.undo.capture()
+    run.optimizer.state.clear()
+    assert run.undo.changed_bulk() == ["optimizer state that is gone now"]
+
+
+def test_sharded_parameters() -> None:
+    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=4)
+    try:
+        model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+        fully_shard(model[0])
+        fully_shard(model)
+        optimizer = torch.optim.AdamW(model.parameters())
+        undo = UndoSet(Inventory({"model": model, "optimizer": optimizer}), [])
+        for _ in range(3):
+            undo.capture()
+            for _ in range(2):
+                model(torch.randn(4, 8)).sum().backward()
+                assert undo.changed_bulk() == []
+                undo.restore()
+                assert all(parameter.grad is None for parameter in model.parameters())
+            model(torch.randn(4, 8)).sum().backward()
+            optimizer.step()
+            assert undo.changed_bulk()
+            optimizer.zero_grad()
+    finally:
+        dist.destroy_process_group()
 
 
 def test_batches_are_rewound() -> None:

@@ -24,6 +24,7 @@ from trainmover.protocol.messages import (
     Held,
     LinkLost,
     PlanIssued,
+    Report,
     ScriptFailed,
     StandbyReady,
     StopAtBoundary,
@@ -74,6 +75,11 @@ def test_forming_swaps_channels_first_and_enters_main_at_the_commit() -> None:
     commands = worker.feed(BoundaryReached(step=0, identity="all"))
     assert sent(commands, Tracked) is not None
     assert asked(commands, Proceed) == Proceed(step=0)
+
+
+def test_a_form_plan_is_no_freeze_and_is_not_reported() -> None:
+    worker = Worker()
+    assert sent(worker.feed(PlanIssued(term=1, plan=FORM)), Report) is None
 
 
 def test_the_contribution_waits_for_the_personal_state_of_all_wards() -> None:
