@@ -73,6 +73,6 @@ def show(report: dict[str, Any]) -> None:
                 f"on {role['machine']}{source}{how}, {role['bytes_received']} bytes"
             )
     typer.echo(
-        f"  resumed at step {report['resumed_step']}, {report['steps_repeated']} step repeated. "
+        f"  resumed at step {report['resumed_step']}, steps repeated: {report['steps_repeated']}. "
         f"{report['outcome']}"
     )

@@ -52,4 +52,8 @@ def show_table(rows: list[dict[str, Any]], title: str) -> None:
 def _cell(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    if isinstance(value, list):
+        return " ".join(map(str, value))
     return "" if value is None else str(value)

@@ -69,7 +69,7 @@ class Outbound:
         self._queue.append(frame)
         if self.is_blocked or self._is_flush_due:
             return
-        if frame.left <= self._config.inline_bytes:
+        if frame.left <= self._config.eager_bytes:
             self.flush()
         else:
             self._is_flush_due = True

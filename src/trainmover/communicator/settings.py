@@ -49,11 +49,14 @@ class CommunicatorConfig:
     still be on its way to this rank."""
     cut_over_timeout_s: float = 10.0
     """Longest wait for the peers' MARK on inherited channels."""
-    chunk_bytes: int = 256 * KIB
+    chunk_bytes: int = 1 * MIB
     """Payload of one data frame of a large message: smaller means finer overlap, more frames."""
     inline_bytes: int = 32 * KIB
     """Frames up to this size are taken over only when complete, never half; larger ones are
     received straight into their target."""
+    eager_bytes: int = 256 * KIB
+    """Frames up to this size are sent by the calling thread itself, which saves a thread switch;
+    larger ones are left to the I/O thread, so that computing goes on beside them."""
     small_bytes: int = 32 * KIB
     """All-reduces up to this size use recursive doubling (fewest rounds)."""
     unexpected_bytes: int = 256 * MIB

@@ -120,6 +120,8 @@ class AgentDaemon:
         self._launcher.on_spawn = lambda _: self._write_pids()
         if self._options.is_embedded:
             watch_parent(self._lose_parent)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+            asyncio.get_running_loop().add_signal_handler(number, self._ask_to_leave, number)
         try:
             up = await self._launcher.start()
         except asyncio.CancelledError:
@@ -135,8 +137,6 @@ class AgentDaemon:
             log.warning("the nursery has more than one thread: workers start by fork and exec")
         loop = self._make_loop(up.workers)
         self._write_pids()
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
-            asyncio.get_running_loop().add_signal_handler(number, self._ask_to_leave, number)
         await self._serve(loop)
         return await self._end()
 
@@ -222,6 +222,8 @@ class AgentDaemon:
         return self._options.controller if found is None else f"{found.host}:{found.port}"
 
     def _ask_to_leave(self, number: int) -> None:
+        if self._loop is None:
+            self._stop()  # nothing runs here yet
         self._post(agent.StopAsked(reason=f"signal {signal.Signals(number).name}"))
 
     def _lose_parent(self) -> None:

@@ -54,6 +54,7 @@ MAX_AGENT_RESTARTS: Final = 20
 JUDGE_AFTER_S: Final = 0.3
 STABLE_AFTER_S: Final = 60.0
 """A daemon that has lived this long starts with a clean record of restarts."""
+HINT_AFTER_S: Final = 10.0
 OWN_END_LIMIT_S: Final = 3.0
 END_LIMIT_S: Final = 12.0
 STOP_NOW_LIMIT_S: Final = 15.0
@@ -74,6 +75,7 @@ class Supervisor:
         self._stop_signals = 0
         self._stops_sent = 0
         self._now_since: float | None = None
+        self._hint_at: float | None = None
         self._console_at = 0.0
         self._console_seen = 0
 
@@ -295,6 +297,10 @@ class Supervisor:
         self._stop_signals += 1
 
     def _pass_signals(self) -> None:
+        if self._hint_at is not None and time.monotonic() > self._hint_at:
+            self._hint_at = None
+            text = f"no boundary within {HINT_AFTER_S:g} s; interrupt again to stop now"
+            self._screen.line("warning", text)
         if self._now_since is not None and time.monotonic() - self._now_since > STOP_NOW_LIMIT_S:
             self._stop_signals = 3
         if self._stops_sent >= min(self._stop_signals, 2) or self._client is None:
@@ -309,6 +315,7 @@ class Supervisor:
         try:
             self._client.request(request)
             self._stops_sent = 2 if is_now else 1
+            self._hint_at = None if is_now else time.monotonic() + HINT_AFTER_S
         except TrainMoverError as error:
             self._screen.line("warning", f"{error}; trying again")
 

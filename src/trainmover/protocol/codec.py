@@ -7,8 +7,13 @@ from typing import TypeVar
 import msgspec
 
 from trainmover.errors import RemoteProtocolError
-from trainmover.protocol.messages import FromAgentMessage, FromWorkerBody, Message
-from trainmover.protocol.messages import ToAgentMessage, ToWorkerBody
+from trainmover.protocol.messages import (
+    FromAgentMessage,
+    FromWorkerBody,
+    Message,
+    ToAgentMessage,
+    ToWorkerBody,
+)
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 

@@ -194,8 +194,11 @@ def _send_round(process: Process, gate: Gate) -> None:
         channel.send(process, frame)
 
 
-def advance_gate(process: Process) -> None:
-    """Take the rounds that are in; deliver the result unless the gate is closed."""
+def advance_gate(process: Process, *, is_receiving: bool = False) -> None:
+    """Take the rounds that are in; deliver the result unless the gate is closed.
+
+    The frame that completes a gate delivers it before anything behind it on the channel is read.
+    """
     gate = process.gate
     membership = process.life.membership
     if gate is None or gate.is_over or membership is None:
@@ -218,7 +221,10 @@ def advance_gate(process: Process) -> None:
     done = worker_events.GateCompleted(
         generation=gate.generation, step=gate.step, kind=gate.kind, vector=gate.vector
     )
-    process.later(0.0002, lambda: _deliver(process, done))
+    if is_receiving:
+        _deliver(process, done)
+    else:
+        process.later(0.0002, lambda: _deliver(process, done))
 
 
 def _deliver(process: Process, done: worker_events.GateCompleted) -> None:

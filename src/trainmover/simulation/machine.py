@@ -266,6 +266,11 @@ class Machine:
             self.world.schedule.at(at, lambda: self.world.arrive_at_controller(self, link, body))
 
     def arrive(self, link: int, body: ToAgentMessage) -> None:
-        """A message of the controller; a late copy (link 0) turns up on whatever link there is."""
-        if link in (0, self.link) and self.is_linked:
+        """A message of the controller."""
+        if link == self.link and self.is_linked:
+            self.feed(agent.FromController(body=body))
+
+    def arrive_late(self, life: int, body: ToAgentMessage) -> None:
+        """A second copy turns up on whatever link this agent has by then, of any term."""
+        if life == self.life and self.is_linked:
             self.feed(agent.FromController(body=body))

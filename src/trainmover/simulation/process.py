@@ -332,7 +332,7 @@ class Process:
                 attempt.check_complete(self)
             case GateFrame():
                 self.gate_frames[frame.step, frame.round] = frame
-                attempt.advance_gate(self)
+                attempt.advance_gate(self, is_receiving=True)
 
     def flush_early(self) -> None:
         """Frames that came before the commit did."""

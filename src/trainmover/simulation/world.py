@@ -280,8 +280,9 @@ class World:
         is_sure = type(body).__name__ in ("Welcome", "Refused")
         for extra_s in self.copies(is_sure=is_sure):
             at = self.link_arrival(machine, "down", extra_s)
-            link = 0 if extra_s else machine.link
-            self.schedule.at(at, partial(machine.arrive, link, body))
+            arrive = machine.arrive_late if extra_s else machine.arrive
+            place = machine.life if extra_s else machine.link
+            self.schedule.at(at, partial(arrive, place, body))
 
     # ------------------------------------------------------------------ the run
 

@@ -69,7 +69,7 @@ class ChannelEvents:
                 step=stepper.step_index if stepper is not None else 0,
                 text=text,
                 error=text,
-                was_running_out=self._runtime.is_running_out,
+                was_running_out=self._runtime.host.is_running_out,
                 is_machine_caused=False,
             )
         )

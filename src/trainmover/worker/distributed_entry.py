@@ -1,4 +1,4 @@
-"""`torch.distributed` as a script under trainmover sees it (facts/integration.md, H13).
+"""`torch.distributed` as a script under trainmover sees it (H13 in the notes on real scripts).
 
 The default group exists before `main` runs. A script written for torchrun may initialise it
 again, ask for `gloo` or `nccl` groups, and destroy them: each means ours, with one notice.
@@ -99,4 +99,9 @@ class DistributedEntry:
         """A new entry of `main`: all groups of the last one are gone, counters begin anew."""
         if dist.is_initialized():
             self._real_destroy()
+            # DTensor's propagation cache would hand parameters of the next entry the last entry's
+            # mesh, with the coordinate of another rank.
+            debug = sys.modules.get("torch.distributed.tensor.debug")
+            if debug is not None:
+                debug._clear_sharding_prop_cache()
         start()

@@ -8,7 +8,8 @@ Environment variable ``TRAINMOVER_STEP_FAULTS``: rules separated by semicolons,
 
     ACTION  reset (the connection to one peer), kill (SIGKILL to this process), stop (SIGSTOP)
 
-Each rule fires once per process. Without the variable nothing is watched.
+Each rule fires once per job (a mark in the log directory says so). Without the variable nothing
+is watched.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import os
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from trainmover.errors import ConfigError
 
@@ -32,12 +34,13 @@ class StepFault:
     rank: int
     step: int
     place: str
+    number: int
     is_spent: bool = False
 
 
 def parse(text: str) -> list[StepFault]:
     """Rules of one variable. Raises ConfigError naming the rule that can't be read."""
-    rules = []
+    rules: list[StepFault] = []
     for part in (part.strip() for part in text.split(";") if part.strip()):
         action, _, where = part.partition("@")
         fields = where.split(":")
@@ -47,14 +50,16 @@ def parse(text: str) -> list[StepFault]:
                 f"{VARIABLE}: expected ACTION@RANK:STEP:CALL with an action of "
                 f"{', '.join(ACTIONS)}; got '{part}'"
             )
-        rules.append(StepFault(action, int(fields[0]), int(fields[1]), fields[2]))
+        number = len(rules)
+        rules.append(StepFault(action, int(fields[0]), int(fields[1]), fields[2], number))
     return rules
 
 
 class StepFaults:
     """Rules that concern this process."""
 
-    def __init__(self, reset: Callable[[], None]) -> None:
+    def __init__(self, reset: Callable[[], None], marks_directory: str) -> None:
+        self._marks = Path(marks_directory)
         self._rules = parse(os.environ.get(VARIABLE, ""))
         self._reset = reset
 
@@ -69,9 +74,19 @@ class StepFaults:
             if rule.is_spent or (rule.rank, rule.step, rule.place) != (rank, step, place):
                 continue
             rule.is_spent = True
+            if not self._is_first(rule):
+                continue
             if rule.action == "reset":
                 self._reset()
             elif rule.action == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
             else:
                 os.kill(os.getpid(), signal.SIGSTOP)
+
+    def _is_first(self, rule: StepFault) -> bool:
+        """Whether no process of the job has carried this rule out."""
+        try:
+            (self._marks / f"step-fault-{rule.number}").touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True

@@ -121,10 +121,10 @@ class Driver:
         runtime = self._runtime
         runtime.begin_entry(order)
         self._distributed.reset(lambda: runtime.start_groups(order))
-        stepper = Stepper(runtime, order, runtime.watch)
+        stepper = Stepper(runtime.host, order, runtime.watch)
         runtime.stepper = stepper
-        runtime.watch.on_invented = stepper.before_invented
-        job = Job(runtime, stepper)
+        runtime.watch.on_invented = stepper.tail.before_invented
+        job = Job(runtime.host, stepper)
         set_current(job)
         try:
             result = main(job)
@@ -141,7 +141,7 @@ class Driver:
             raise ProcessEnds(exits.COMPLETED) from None
         except (Exception, KeyboardInterrupt) as error:
             return self.failed(error)
-        pending, runtime.pending_entry = runtime.pending_entry, None
+        pending, runtime.host.pending_entry = runtime.host.pending_entry, None
         if pending is not None:
             return self._again(pending, job)
         return self._returned(job, result)
@@ -181,7 +181,7 @@ class Driver:
                 step=stepper.step_index if stepper is not None else 0,
                 text=text,
                 error=f"{type(error).__name__}: {error}",
-                was_running_out=runtime.is_tainted,
+                was_running_out=runtime.host.is_tainted,
                 is_machine_caused=bool(machine_cause(error)),
             )
         )

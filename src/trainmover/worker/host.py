@@ -73,6 +73,9 @@ class Host(Protocol):
     def note(self, phase: str, step: int, collective: str = "") -> None:
         """Write the progress page."""
 
+    def undone(self) -> None:
+        """An interrupted attempt has been undone."""
+
     def mark(self, name: str) -> None:
         """Remember a named instant for the incident report."""
 

@@ -39,7 +39,7 @@ class Logbook:
         if self._stepper.is_shadow or self._stepper.rank != 0:
             return
         values = dict(self.before_gate)
-        if self._stepper.tail_digest is None:
+        if self._stepper.tail.digest is None:
             values.update(self.after_gate)
         if self._stepper.host.config.does_log_digests:
             values["state"] = f"{self._stepper.inventory.bulk_digest():016x}"

@@ -295,6 +295,10 @@ def serve(path: str, options: argparse.Namespace, warm_seconds: float) -> int:
     listener = listen(path)
     Nursery(listener, options.entry, options.orphan_timeout_s).serve(warm_seconds)
     Path(path).unlink(missing_ok=True)
+    try:
+        Path(path).parent.rmdir()
+    except OSError:
+        return 0  # others still use it
     return 0
 
 

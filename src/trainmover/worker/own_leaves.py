@@ -73,8 +73,8 @@ class OwnLeaves:
             what = ", ".join(names) or "position in the step"
         self._stepper.logbook.finding(
             "tail-mutation",
-            f"step {self._stepper.step_index - 1}: {what} changed after optimizer.step(); the copy that "
-            "peers hold is renewed at each boundary, and a loss in between can't be repaired "
+            f"step {self._stepper.step_index - 1}: {what} changed after optimizer.step(); the copy "
+            "that peers hold is renewed at each boundary, and a loss in between can't be repaired "
             "from it. Move it in front of optimizer.step() where you can.",
         )
 

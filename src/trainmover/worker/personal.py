@@ -63,7 +63,7 @@ class BackupStore:
         self._kept: dict[tuple[int, int], Personal] = {}
 
     def put(self, personal: Personal) -> Held:
-        """Keep the newest copy of (owner, version); a final copy is never replaced by a gate copy."""
+        """Keep the newest copy of (owner, version); a gate copy never replaces a final one."""
         key = (personal.owner_rank, personal.version.step)
         known = self._kept.get(key)
         if known is None or not known.is_final or personal.is_final:

@@ -99,6 +99,9 @@ class PlainHost:
     def note(self, phase: str, step: int, collective: str = "") -> None:
         """There is no progress page."""
 
+    def undone(self) -> None:
+        """There is no interruption."""
+
     def mark(self, name: str) -> None:
         """There is no incident report."""
 

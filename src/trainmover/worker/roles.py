@@ -30,7 +30,7 @@ class Roles:
         self._stepper = stepper
 
     def settle(self, plan: Plan) -> bool:
-        """Stayer or leaver at the target. True: run one more attempt out first (see Plan.attempts)."""
+        """Stayer or leaver at the target. True: run one more attempt out first (Plan.attempts)."""
         stepper = self._stepper
         if (
             stepper.attempts < plan.attempts

@@ -14,20 +14,19 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from trainmover.communicator.communicator import Communicator
 from trainmover.communicator.engine import Engine, Timer
-from trainmover.communicator.settings import ChannelIdentity, CommunicatorConfig, Mode
+from trainmover.communicator.settings import ChannelIdentity, CommunicatorConfig
 from trainmover.edges.faults import reached
 from trainmover.edges.probes import machine_facts
 from trainmover.protocol import exits
-from trainmover.protocol.messages import Edge, Finding, Mark, Message, Plan
+from trainmover.protocol.messages import Finding, Mark, Plan, Report
 from trainmover.protocol.nursery import ForkRequest
 from trainmover.protocol.progress_page import PAGE_BYTES, ProgressPage
 from trainmover.topology import Membership
-from trainmover.topology.membership import backups_of
 from trainmover.units import Instant
 from trainmover.worker import events, lifecycle, orders
 from trainmover.worker.channel_events import ChannelEvents
@@ -36,8 +35,9 @@ from trainmover.worker.cut_over import CutOverRun
 from trainmover.worker.drill_hooks import StepFaults
 from trainmover.worker.exchange import Exchange
 from trainmover.worker.link import AgentLink
+from trainmover.worker.main_side import MainSide
 from trainmover.worker.output import redirect
-from trainmover.worker.personal import PERSONAL, BackupStore, Personal, encode
+from trainmover.worker.personal import BackupStore
 from trainmover.worker.rank_reads import RankReads, watch_environment
 from trainmover.worker.sequence import SequenceWatch
 from trainmover.worker.stepper import Stepper
@@ -48,8 +48,6 @@ FLUSH_S = 0.05
 
 class Runtime:
     """Host of the main thread, events of the communicator, hands of the lifecycle."""
-
-    is_managed = True
 
     def __init__(self, request: ForkRequest) -> None:
         settings = dict(request.spec.settings)
@@ -82,16 +80,16 @@ class Runtime:
         self.cut: CutOverRun | None = None
         self.phase_one: CutOverRun | None = None
         self.exchange = Exchange(self)
-        self.pending_entry: orders.RunMain | None = None
         self.page = self._open_page(request.progress_path)
         self._marks: list[Mark] = []
         self._events: deque[Any] = deque()
         self._is_dispatching = False
         self._tick: Timer | None = None
         self._pid = os.getpid()
-        self.step_faults = StepFaults(self._reset_one)
+        self.step_faults = StepFaults(self._reset_one, request.spec.log_directory)
         self.start_groups: Callable[[orders.RunMain], None]
-        self._state = lifecycle.initial_state(
+        self.host = MainSide(self)
+        self.state = lifecycle.initial_state(
             read_settings(lifecycle.LifecycleConfig, "worker", settings),
             request.incarnation,
             facts=machine_facts(request.spec.script, self.config.threads),
@@ -140,7 +138,7 @@ class Runtime:
         watch_environment(self.reads)
         self.communicator.observer = self.watch.observe
         self.communicator.on_rank_read = self.reads.note
-        self.watch.is_running_out = lambda: self.is_running_out
+        self.watch.is_running_out = lambda: self.host.is_running_out
         self.watch.on_call = self._collective_entered
         self.engine.start()
         host, port = self.communicator.address
@@ -164,8 +162,8 @@ class Runtime:
             while self._events:
                 now = Instant(time.monotonic_ns())
                 event = self._events.popleft()
-                move = lifecycle.transition(self._state, event, now)
-                self._state = move.state
+                move = lifecycle.transition(self.state, event, now)
+                self.state = move.state
                 if self.config.does_trace:
                     self._trace(event, move)
                 for command in move.commands:
@@ -189,7 +187,7 @@ class Runtime:
         if self._tick is not None:
             self._tick.cancel()
             self._tick = None
-        deadline = lifecycle.next_deadline(self._state)
+        deadline = lifecycle.next_deadline(self.state)
         if deadline is not None:
             delay_s = max(0.001, (deadline - time.monotonic_ns()) / 1e9)
             self._tick = self.engine.call_later(delay_s, lambda: self.dispatch(events.Tick()))
@@ -204,6 +202,8 @@ class Runtime:
         match command:
             case events.Send():
                 self.link.send(command.body)
+                if isinstance(command.body, Report):
+                    self.reached("reported", command.body.number)
             case events.EnterMain():
                 self._enter_main(command)
             case events.Proceed():
@@ -239,7 +239,7 @@ class Runtime:
             case events.AbortGeneration():
                 self._abort(command)
             case events.LeaveMain():
-                self.reached("leaver_released", self.generation)
+                self.reached("leaver_released", self.state.generation)
                 self.orders.give(orders.Leave(reason=command.reason))
                 self.engine.call_later(
                     self.config.leave_grace_s, lambda: self.end_process(exits.COMPLETED)
@@ -286,7 +286,7 @@ class Runtime:
         self.reached("detected", command.generation)
         stepper = self.stepper
         if stepper is not None and self.communicator.has_outstanding:
-            stepper.before_invented()
+            stepper.tail.before_invented()
         self.communicator.break_generation(
             "; ".join(f"{edge.peer}: {edge.reason}" for edge in command.edges) or "told by a peer"
         )
@@ -342,81 +342,12 @@ class Runtime:
         sys.stderr.flush()
         os._exit(code)
 
-    # ------------------------------------------------------------------ host of the main thread
-
-    @property
-    def generation(self) -> int:
-        """Committed generation; 0 on a standby."""
-        return self._state.generation
-
-    @property
-    def is_tainted(self) -> bool:
-        """Whether a collective has returned an invented value."""
-        return self.communicator.tainted
-
-    @property
-    def is_running_out(self) -> bool:
-        """Whether collectives return at once."""
-        return self.communicator.mode is Mode.RUN_OUT
-
-    def clear_taint(self) -> None:
-        """After an undo."""
-        self.communicator.clear_taint()
-
-    def tell(self, message: Message) -> None:
-        """To the controller's log; not for the decider."""
-        self.link.tell(message)
+    # ------------------------------------------------------------------ for all parts
 
     def tell_finding(self, kind: str, text: str) -> None:
         """A finding about this rank."""
         rank = self.stepper.rank if self.stepper is not None else -1
-        self.tell(Finding(incarnation=self.incarnation, rank=rank, kind=kind, text=text))
-
-    def send_personal(self, personal: Personal) -> None:
-        """To both backups of the current generation."""
-        membership = self.membership
-        if membership is None:
-            return
-        payload = encode(personal)
-        for rank in backups_of(personal.owner_rank, membership):
-            self.communicator.send_control(rank, PERSONAL, personal.version.step, payload)
-
-    def fetch_state(self, plan: Plan, rank: int, receive: Callable[..., int]) -> int:
-        """Joiner, main thread."""
-        return self.exchange.fetch_state(plan, rank, receive)
-
-    def fetch_personal(self, plan: Plan, rank: int) -> Personal:
-        """Joiner, main thread."""
-        return self.exchange.fetch_personal(plan, rank)
-
-    def adopted(self, plan: Plan, how: str) -> None:
-        """Joiner, main thread: plays its rank."""
-        self.engine.submit(lambda: self._in_run(plan, lambda run: run.adopted(how)))
-
-    def received(self, plan: Plan, bytes_received: int) -> None:
-        """Joiner, main thread: has its state."""
-        self.engine.submit(lambda: self._in_run(plan, lambda run: run.received(bytes_received)))
-
-    def settled(self, plan: Plan) -> None:
-        """Stayer or leaver, main thread: stands at the target."""
-        self.engine.submit(lambda: self._in_run(plan, lambda run: run.settled()))
-
-    def failed(self, plan: Plan, edge: Edge) -> None:
-        """Joiner, main thread: its state can't be had from there."""
-        self.engine.submit(lambda: self._in_run(plan, lambda run: run.failed(edge)))
-
-    def _in_run(self, plan: Plan, act: Callable[[CutOverRun], None]) -> None:
-        for run in (self.cut, self.phase_one):
-            if run is not None and run.plan.number == plan.number:
-                act(run)
-                return
-
-    def note(self, phase: str, step: int, collective: str = "") -> None:
-        """Progress page."""
-        attempts = self.stepper.attempts if self.stepper is not None else 0
-        self.page.write(step=step, phase=phase, attempts=attempts)
-        if collective:
-            self.page.write_collective(collective)
+        self.link.tell(Finding(incarnation=self.incarnation, rank=rank, kind=kind, text=text))
 
     def mark(self, name: str) -> None:
         """For the incident report; on this process's monotonic clock."""
@@ -431,25 +362,3 @@ class Runtime:
     def reached(self, phase: str, generation: int) -> None:
         """A named phase of a switchover; a drill may strike here."""
         reached(phase, who=self.incarnation, generation=generation)
-
-    def set_rank(self, rank: int) -> None:
-        """Environment and process group show `rank` from now on."""
-        os.environ["RANK"] = str(rank)
-        if self.communicator.generation == 0:
-            self.communicator.start_loopback(rank, self.communicator.world_size)
-
-    def note_rank_read(self) -> None:
-        """`job.rank` was read."""
-        self.reads.note()
-
-    def end_build(self) -> None:
-        """`main` has reached its loop."""
-        self.reads.end()
-
-    def rank_readers(self) -> Sequence[str]:
-        """Where the script has read the rank while building."""
-        return self.reads.places
-
-    def enter_again(self, order: orders.RunMain) -> None:
-        """`main` is on its way out and can't be unwound: enter it again afterwards."""
-        self.pending_entry = order

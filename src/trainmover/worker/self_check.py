@@ -86,7 +86,8 @@ class SelfCheck:
         names = differing_generators(first.rng, second.rng)
         if names:
             self._finding(
-                "repeat", f"step 2 undone and repeated: random generators differ: {', '.join(names)}"
+                "repeat",
+                f"step 2 undone and repeated: random generators differ: {', '.join(names)}",
             )
         if first.batches != second.batches:
             self._finding(
@@ -104,9 +105,7 @@ class SelfCheck:
             name for name in first.logged if first.logged[name] != second.logged.get(name)
         )
         changed = sorted(
-            name
-            for name, digest in first.gradients.items()
-            if digest != second.gradients.get(name)
+            name for name, digest in first.gradients.items() if digest != second.gradients.get(name)
         )
         if logged or changed:
             what = ", ".join([f"step.log({name})" for name in logged] or changed[:3])

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from trainmover.errors import ScriptError
-from trainmover.worker import orders
-from trainmover.worker.events import RunOutFailed
-from trainmover.worker.unwinding import Halted, StepUndone
+from trainmover.worker.unwinding import StepUndone
 
 if TYPE_CHECKING:
     from trainmover.worker.metrics import Metrics
@@ -195,12 +193,6 @@ class Step:
             self._metrics.add(self.index, reduce, values)
 
 
-def _run_out_failed(stepper: Stepper, error: BaseException) -> None:
-    """The script raised on invented values: this process can't go on, another takes its rank."""
-    text = f"{type(error).__name__}: {error}"
-    stepper.logbook.finding("run-out", f"raised while running out, not the script's fault: {text}")
-    stepper.host.post(RunOutFailed(reason=text))
-    while True:
-        order = stepper.host.orders.take()
-        if isinstance(order, orders.Halt):
-            raise Halted(order.code, order.reason)
+def _run_out_failed(stepper: Stepper, error: BaseException) -> NoReturn:
+    """The script raised on invented values: not its fault, but this process can't go on."""
+    stepper.give_up(f"raised while running out: {type(error).__name__}: {error}")

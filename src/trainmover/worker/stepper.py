@@ -3,13 +3,14 @@
 Decides nothing about the job: it captures state, reports where the main thread is, and does what
 the lifecycle orders. Version k is what a rank has when it enters step k (protocol.md section B).
 
-Invariants: I1 (a tainted attempt never asks for the gate), I9 (a joiner's parts are of one version).
+Invariants: I1 (a tainted attempt never asks for the gate).
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from typing import NoReturn
 
 from trainmover.errors import ScriptError, TrackError
 from trainmover.protocol import exits, flags
@@ -20,7 +21,7 @@ from trainmover.state.undo import UndoSet
 from trainmover.worker import orders
 from trainmover.worker.batches import Batches
 from trainmover.worker.early_findings import EarlyFindings
-from trainmover.worker.events import BoundaryReached, GateRequested
+from trainmover.worker.events import BoundaryReached, GateRequested, RunOutFailed
 from trainmover.worker.host import Host
 from trainmover.worker.logbook import Logbook
 from trainmover.worker.metrics import Metrics
@@ -29,9 +30,8 @@ from trainmover.worker.personal import Personal
 from trainmover.worker.roles import Roles
 from trainmover.worker.self_check import SelfCheck
 from trainmover.worker.sequence import SequenceWatch
+from trainmover.worker.tail import Tail
 from trainmover.worker.unwinding import Halted, Left, Reentered, StepUndone
-
-MASK = (1 << 63) - 1
 
 
 class Stepper:
@@ -58,7 +58,7 @@ class Stepper:
         self.boundary_personal: Personal | None = None
         self.logbook = Logbook(self)
         self.roles = Roles(self)
-        self.tail_digest: int | None = None
+        self.tail = Tail(self)
         self.broken_state = ""
         self.bulk_digest = 0
         self.shared_digest = 0
@@ -107,7 +107,7 @@ class Stepper:
                 self._begin_attempt()
                 return
         else:
-            self._end_tail()
+            self.tail.end()
             self.rearm()
             self._post_boundary()
         self._park()
@@ -154,7 +154,7 @@ class Stepper:
         self.phase = "running"
         self.broken_state = ""
         self.logbook.begin()
-        self.tail_digest = None
+        self.tail.digest = None
         self.watch.begin()
         self.host.note("running", self.version.step)
 
@@ -284,11 +284,24 @@ class Stepper:
     def undo(self) -> None:
         """Put back everything the attempt has changed; back at the boundary of the same version."""
         assert self.undo_set is not None
-        self.undo_set.restore()
+        try:
+            self.undo_set.restore()
+        except ScriptError as error:
+            # What can't be put back can be fetched: another process takes this rank in place.
+            self.give_up(str(error))
         self.host.clear_taint()
         self.watch.cancel()
-        self.host.mark("undone")
+        self.host.undone()
         self.phase = "boundary"
+
+    def give_up(self, reason: str) -> NoReturn:
+        """This attempt can't be ended or undone here: the process ends, its rank goes on."""
+        self.logbook.finding("run-out", f"this process is replaced in place: {reason}")
+        self.host.post(RunOutFailed(reason=reason))
+        while True:
+            order = self.host.orders.take()
+            if isinstance(order, orders.Halt):
+                raise Halted(order.code, order.reason)
 
     def restart_attempt(self) -> None:
         """Callable form: undo also goes to here, behind what the loop body did before."""
@@ -296,7 +309,7 @@ class Stepper:
         self.undo_set.capture()
 
     def resume_part(self) -> None:
-        """Joiner inside a step of several parts: random state as it was in front of the next one."""
+        """Joiner inside a step of several parts: random state as in front of the next one."""
         if self.rng_for_part is not None:
             restore_rng(self.rng_for_part)
             self.rng_for_part = None
@@ -308,8 +321,8 @@ class Stepper:
         if self.parts_done:
             if self.parts_done != self.part_names:
                 raise ScriptError(
-                    f"step {self.step_index}: parts {', '.join(parts)} were run, but the first step "
-                    f"had {', '.join(self.part_names or ())}; every step needs the same parts"
+                    f"step {self.step_index}: parts {', '.join(parts)} were run, but the first "
+                    f"step had {', '.join(self.part_names or ())}; each step needs the same parts"
                 )
             self.step_index, self.parts_done = self.step_index + 1, ()
 
@@ -355,36 +368,3 @@ class Stepper:
                     self.roles.settle(order.plan)
                 case _:
                     self._unwind(order)
-
-    # ------------------------------------------------------------------ tail
-
-    def before_invented(self) -> None:
-        """Take the digest that shows whether a dropped value has touched state (protocol.md B2)."""
-        if self.phase == "tail" and self.tail_digest is None:
-            self.tail_digest = self._whole_digest()
-
-    def _whole_digest(self) -> int:
-        value = self.inventory.bulk_digest()
-        for digest in self.own.small_digests():
-            value = (value * 1_000_003 + digest) & MASK
-        return value
-
-    def _end_tail(self) -> None:
-        if self.phase != "tail":
-            return
-        self.watch.end()
-        if self.tail_digest is None or self.is_shadow:
-            return  # no value was invented behind the gate, whatever has broken since
-        if self._whole_digest() != self.tail_digest:
-            self.broken_state = (
-                f"a collective after optimizer.step() of step {self.step_index - 1} was cut short "
-                "and state has changed since"
-            )
-        else:
-            self.logbook.finding(
-                "dropped",
-                f"step {self.step_index - 1}: a collective after optimizer.step() was cut short by "
-                f"a loss ({self.watch.last_invented}); its value is dropped, state is untouched. "
-                'Use step.log(..., reduce="mean") or put it in front of optimizer.step().',
-            )
-        self.host.clear_taint()

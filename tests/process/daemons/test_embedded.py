@@ -145,7 +145,7 @@ def test_workers_end_when_there_is_no_controller_for_too_long(tmp_path: Path) ->
     with job(tmp_path / "j", 100_000, settings=limits) as running:
         running.wait_for_step(10)
         os.kill(running.controller().pid, signal.SIGSTOP)  # not dead: nobody restarts it
-        code, text = running.end()
+        code, text = running.end(100.0)
         assert code == exits.CONTROLLER_LOST, text
         assert "no controller for 13 s" in text
 

@@ -1,0 +1,336 @@
+"""Messages between a worker and the controller; an agent hands them on unchanged."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from trainmover.protocol.carried import (
+    ChannelCount,
+    Edge,
+    Facts,
+    Held,
+    Mark,
+    Message,
+    Plan,
+    Version,
+)
+
+# --------------------------------------------------------------------------- worker -> controller
+
+
+class WorkerUp(Message, frozen=True, kw_only=True):
+    """Process runs, its channels listen; `main` not entered."""
+
+    incarnation: str
+    host: str
+    port: int
+    pid: int
+    facts: Facts = Facts()
+
+
+class Tracked(Message, frozen=True, kw_only=True):
+    """This rank has reached its first boundary and knows its inventory."""
+
+    incarnation: str
+    rank: int
+    identity: str
+    names_digest: int
+
+
+class StandbyReady(Message, frozen=True, kw_only=True):
+    """A standby has built `main` and is parked at a boundary."""
+
+    incarnation: str
+    as_rank: int
+    identity: str
+    attempts: int
+    sequence_digest: str
+    """Digest of the settled collective sequence of one step."""
+    can_adopt_in_place: bool
+    reason: str = ""
+    """Why `main` must be entered again for another rank: file:line of the read of the rank."""
+    seconds: float = 0.0
+
+
+class StandbyFailed(Message, frozen=True, kw_only=True):
+    """A standby could not build `main`; it is not counted as a standby."""
+
+    incarnation: str
+    reason: str
+
+
+class Broken(Message, frozen=True, kw_only=True):
+    """Channels of `generation` failed, or a gate waited too long."""
+
+    incarnation: str
+    generation: int
+    step: int
+    edges: tuple[Edge, ...]
+    detected_at_ns: int = 0
+
+
+class Report(Message, frozen=True, kw_only=True):
+    """Answer to `Freeze(number)`: nothing after it changes what it says, except the plan."""
+
+    incarnation: str
+    number: int
+    generation: int
+    rank: int
+    """-1: has no rank (standby)."""
+    prepared_number: int = 0
+    """Number of a plan this worker is PREPARED for and has not seen committed; 0 none."""
+    applied: Version = Version(step=0)
+    has_entered: bool = False
+    """Whether it has contributed to the gate of step `applied.step`."""
+    last_result: tuple[int, ...] = ()
+    """Merged flags of the gate of step applied.step - 1, if passed in this process."""
+    broken_state: str = ""
+    """Names what a collective after the gate may have spoilt; empty: state is clean."""
+    is_building: bool = False
+    """`main` has not reached its first boundary."""
+    identity: str = ""
+    attempts: int = 0
+    sequence_digest: str = ""
+    personal: tuple[Held, ...] = ()
+    edges: tuple[Edge, ...] = ()
+
+
+class AtBoundary(Message, frozen=True, kw_only=True):
+    """Stopped at the boundary that a flagged gate named."""
+
+    incarnation: str
+    number: int
+    version: Version
+
+
+class PhaseOneReady(Message, frozen=True, kw_only=True):
+    """Channels the plan adds are open on this worker; a joiner has built `main` as its rank."""
+
+    incarnation: str
+    number: int
+
+
+class PhaseOneFailed(Message, frozen=True, kw_only=True):
+    """A channel or the joiner's `main` could not be prepared."""
+
+    incarnation: str
+    number: int
+    edge: Edge
+
+
+class Done(Message, frozen=True, kw_only=True):
+    """PREPARED: channels swapped, state complete and verified at exactly `version`."""
+
+    incarnation: str
+    number: int
+    version: Version
+    identity: str = ""
+    bulk_digest: int = 0
+    shared_digest: int = 0
+    channels: ChannelCount = ChannelCount()
+    bytes_received: int = 0
+    adopted: Literal["", "in_place", "reentered", "as_built"] = ""
+    marks: tuple[Mark, ...] = ()
+
+
+class Lost(Message, frozen=True, kw_only=True):
+    """While preparing generation `number`, a channel that only it uses broke."""
+
+    incarnation: str
+    number: int
+    edge: Edge
+
+
+class CommitAcknowledged(Message, frozen=True, kw_only=True):
+    """Runs in generation `number`."""
+
+    incarnation: str
+    number: int
+
+
+class FirstGate(Message, frozen=True, kw_only=True):
+    """The first gate of `generation` passed here."""
+
+    incarnation: str
+    generation: int
+    step: int
+    marks: tuple[Mark, ...] = ()
+
+
+class FinishPassed(Message, frozen=True, kw_only=True):
+    """The finish gate passed: every rank has done all steps."""
+
+    incarnation: str
+    generation: int
+    step: int
+    is_stopped: bool = False
+    """The gate carried a stop request instead of the end of the loop."""
+
+
+class ScriptFailed(Message, frozen=True, kw_only=True):
+    """The user's code raised."""
+
+    incarnation: str
+    rank: int
+    step: int
+    text: str
+    """Traceback."""
+    error: str
+    """Exception type and message, one line."""
+    was_running_out: bool
+    is_machine_caused: bool
+    """By the table in worker/blame.py: accelerator error, EIO/ENOSPC, loader worker killed..."""
+
+
+class StepLogged(Message, frozen=True, kw_only=True):
+    """What `step.log` recorded for a committed step, once, by the primary. Not for the decider."""
+
+    incarnation: str
+    step: int
+    lineage: int
+    values: tuple[tuple[str, str], ...]
+    """Name and value; floats as float.hex() of the value."""
+
+
+class Finding(Message, frozen=True, kw_only=True):
+    """Something the user should know, with file and line. Not for the decider."""
+
+    incarnation: str
+    rank: int
+    kind: str
+    text: str
+
+
+class LinkLost(Message, frozen=True, kw_only=True):
+    """The worker gives up: no controller for too long, or its own protocol error."""
+
+    incarnation: str
+    reason: str
+    code: int
+
+
+FromWorkerBody = (
+    WorkerUp
+    | Tracked
+    | StandbyReady
+    | StandbyFailed
+    | Broken
+    | Report
+    | AtBoundary
+    | PhaseOneReady
+    | PhaseOneFailed
+    | Done
+    | Lost
+    | CommitAcknowledged
+    | FirstGate
+    | FinishPassed
+    | ScriptFailed
+    | StepLogged
+    | Finding
+    | LinkLost
+)
+
+
+# --------------------------------------------------------------------------- controller -> worker
+
+
+class BecomeStandby(Message, frozen=True, kw_only=True):
+    """Build `main` as `as_rank` in loop-back and park at a boundary."""
+
+    term: int
+    as_rank: int
+    world_size: int
+
+
+class Prepare(Message, frozen=True, kw_only=True):
+    """Phase one of a planned switchover; training goes on."""
+
+    term: int
+    plan: Plan
+
+
+class RaiseFlag(Message, frozen=True, kw_only=True):
+    """All phase-one work is done: carry `number` in the next gate."""
+
+    term: int
+    number: int
+
+
+class Freeze(Message, frozen=True, kw_only=True):
+    """Pass no gate of a generation below `number` any more, and report."""
+
+    term: int
+    number: int
+
+
+class PlanIssued(Message, frozen=True, kw_only=True):
+    """Carry out `plan` (journaled)."""
+
+    term: int
+    plan: Plan
+
+
+class Commit(Message, frozen=True, kw_only=True):
+    """Generation `number` is the job's (journaled)."""
+
+    term: int
+    number: int
+
+
+class Abort(Message, frozen=True, kw_only=True):
+    """Generation `number` will never be (journaled)."""
+
+    term: int
+    number: int
+    reason: str = ""
+
+
+class Release(Message, frozen=True, kw_only=True):
+    """The leaver's state is needed no more: leave."""
+
+    term: int
+    number: int
+
+
+class Fence(Message, frozen=True, kw_only=True):
+    """Not a member any more: touch nothing, end."""
+
+    term: int
+    generation: int
+    reason: str
+
+
+class Complete(Message, frozen=True, kw_only=True):
+    """Every rank has finished (journaled): `main` may return, the process may end."""
+
+    term: int
+
+
+class StopAtBoundary(Message, frozen=True, kw_only=True):
+    """Carry a stop request in the next gate."""
+
+    term: int
+
+
+class StopNow(Message, frozen=True, kw_only=True):
+    """End at once with `code`."""
+
+    term: int
+    code: int
+    reason: str
+
+
+ToWorkerBody = (
+    BecomeStandby
+    | Prepare
+    | RaiseFlag
+    | Freeze
+    | PlanIssued
+    | Commit
+    | Abort
+    | Release
+    | Fence
+    | Complete
+    | StopAtBoundary
+    | StopNow
+)

@@ -1,0 +1,143 @@
+"""The process as the main thread sees it: implements `Host` for a worker under an agent.
+
+Called on the main thread. What it hands to the I/O thread goes through the engine's queue; what it
+reads there are single values.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from trainmover.communicator.settings import Mode
+from trainmover.protocol.messages import Edge, Message, Plan
+from trainmover.topology.membership import backups_of
+from trainmover.worker import orders
+from trainmover.worker.cut_over import CutOverRun
+from trainmover.worker.events import Local
+from trainmover.worker.personal import PERSONAL, Personal, encode
+
+if TYPE_CHECKING:
+    from trainmover.worker.runtime import Runtime
+
+
+class MainSide:
+    """Host of one worker."""
+
+    is_managed = True
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self.orders = runtime.orders
+        self.config = runtime.config
+        self.run_id = runtime.run_id
+        self.incarnation = runtime.incarnation
+        self.pending_entry: orders.RunMain | None = None
+
+    def post(self, event: Local) -> None:
+        """To the lifecycle, on the I/O thread."""
+        self._runtime.post(event)
+
+    @property
+    def generation(self) -> int:
+        """Committed generation; 0 on a standby."""
+        return self._runtime.state.generation
+
+    @property
+    def is_tainted(self) -> bool:
+        """Whether a collective has returned an invented value."""
+        return self._runtime.communicator.tainted
+
+    @property
+    def is_running_out(self) -> bool:
+        """Whether collectives return at once."""
+        return self._runtime.communicator.mode is Mode.RUN_OUT
+
+    def clear_taint(self) -> None:
+        """After an undo."""
+        self._runtime.communicator.clear_taint()
+
+    def tell(self, message: Message) -> None:
+        """To the controller's log; not for the decider."""
+        self._runtime.link.tell(message)
+
+    def send_personal(self, personal: Personal) -> None:
+        """To both backups of the current generation."""
+        membership = self._runtime.membership
+        if membership is None:
+            return
+        payload = encode(personal)
+        for rank in backups_of(personal.owner_rank, membership):
+            self._runtime.communicator.send_control(rank, PERSONAL, personal.version.step, payload)
+
+    def fetch_state(self, plan: Plan, rank: int, receive: Callable[..., int]) -> int:
+        """Joiner, main thread."""
+        return self._runtime.exchange.fetch_state(plan, rank, receive)
+
+    def fetch_personal(self, plan: Plan, rank: int) -> Personal:
+        """Joiner, main thread."""
+        return self._runtime.exchange.fetch_personal(plan, rank)
+
+    def adopted(self, plan: Plan, how: str) -> None:
+        """Joiner, main thread: plays its rank."""
+        self._submit(plan, lambda run: run.adopted(how))
+
+    def received(self, plan: Plan, bytes_received: int) -> None:
+        """Joiner, main thread: has its state."""
+        self._submit(plan, lambda run: run.received(bytes_received))
+
+    def settled(self, plan: Plan) -> None:
+        """Stayer or leaver, main thread: stands at the target."""
+        self._submit(plan, lambda run: run.settled())
+
+    def failed(self, plan: Plan, edge: Edge) -> None:
+        """Joiner, main thread: its state can't be had from there."""
+        self._submit(plan, lambda run: run.failed(edge))
+
+    def _submit(self, plan: Plan, act: Callable[[CutOverRun], None]) -> None:
+        self._runtime.engine.submit(lambda: self._in_run(plan, act))
+
+    def _in_run(self, plan: Plan, act: Callable[[CutOverRun], None]) -> None:
+        for run in (self._runtime.cut, self._runtime.phase_one):
+            if run is not None and run.plan.number == plan.number:
+                act(run)
+                return
+
+    def mark(self, name: str) -> None:
+        """For the incident report."""
+        self._runtime.mark(name)
+
+    def note(self, phase: str, step: int, collective: str = "") -> None:
+        """Progress page."""
+        attempts = self._runtime.stepper.attempts if self._runtime.stepper is not None else 0
+        self._runtime.page.write(step=step, phase=phase, attempts=attempts)
+        if collective:
+            self._runtime.page.write_collective(collective)
+
+    def undone(self) -> None:
+        """An interrupted attempt has been undone."""
+        self._runtime.mark("undone")
+        self._runtime.reached("run_out", self.generation)
+
+    def set_rank(self, rank: int) -> None:
+        """Environment and process group show `rank` from now on."""
+        os.environ["RANK"] = str(rank)
+        if self._runtime.communicator.generation == 0:
+            self._runtime.communicator.start_loopback(rank, self._runtime.communicator.world_size)
+
+    def note_rank_read(self) -> None:
+        """`job.rank` was read."""
+        self._runtime.reads.note()
+
+    def end_build(self) -> None:
+        """`main` has reached its loop."""
+        self._runtime.reads.end()
+
+    def rank_readers(self) -> Sequence[str]:
+        """Where the script has read the rank while building."""
+        return self._runtime.reads.places
+
+    def enter_again(self, order: orders.RunMain) -> None:
+        """`main` is on its way out and can't be unwound: enter it again afterwards."""
+        self.pending_entry = order
