@@ -35,6 +35,7 @@ from trainmover.communicator.settings import (
     CommunicatorConfig,
     CommunicatorEvents,
     Mode,
+    Place,
 )
 from trainmover.errors import LocalProtocolError
 from trainmover.topology import Member, Membership
@@ -73,7 +74,8 @@ class Communicator:
         self._loopback_sequences: dict[int, int] = {}
         self._is_forked = False
         self._is_closed = False
-        self._overdue = OverdueWatch(engine, self._outbox, events, self._succession)
+        self._overdue = OverdueWatch(engine, self._outbox, events, self._succession, config)
+        self._router.overdue = self._overdue
         engine.at_fork_in_child.append(self._become_child)
 
     # -- facts ---------------------------------------------------------------
@@ -119,6 +121,14 @@ class Communicator:
         with self._engine.lock:
             current = self._succession.current
             return current is not None and bool(current.outstanding())
+
+    def show_place(
+        self, place: Callable[[], Place], awaited_ranks: Callable[[], tuple[int, ...]]
+    ) -> None:
+        """Where the main thread is, and whose small messages it waits for: told to peers that wait
+        for this rank. Both are called on the I/O thread, with the lock held, and must not block.
+        """
+        self._overdue.place, self._overdue.awaited_ranks = place, awaited_ranks
 
     # -- modes ---------------------------------------------------------------
 

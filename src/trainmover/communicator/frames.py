@@ -34,6 +34,9 @@ class FrameType(enum.IntEnum):
     MARK = 5
     ROOM = 6
     """Shared memory: space was freed, the blocked sender may go on."""
+    ASK = 7
+    """What are you doing? Data of yours is missing here."""
+    ANSWER = 8
 
 
 FLAG_IN_RING: Final = 1
@@ -44,7 +47,8 @@ class Header(NamedTuple):
     """A decoded header.
 
     `slot`, `tag` and `check` mean: for DATA the place in the schedule, 0 or the tag plus one of
-    a send, and the packed call; for GATE round, step and kind; for PERS kind, step, unused.
+    a send, and the packed call; for GATE round, step and kind; for PERS kind, step, unused; for
+    ANSWER what the peer does (see overdue.py), unused, unused.
     """
 
     type: int
@@ -62,7 +66,7 @@ class Header(NamedTuple):
 def decode_header(buffer: bytes | bytearray | memoryview, offset: int = 0) -> Header:
     """Header at `offset`; raises `RemoteProtocolError` for one no version of us sends."""
     header = Header._make(HEADER.unpack_from(buffer, offset))
-    if not 1 <= header.type <= 6 or header.length > MAX_FRAME_BYTES:
+    if not 1 <= header.type <= 8 or header.length > MAX_FRAME_BYTES:
         raise RemoteProtocolError(
             f"malformed frame: type {header.type}, {header.length} bytes; the stream is corrupt"
         )

@@ -72,6 +72,13 @@ class Gates:
         """Whether no gate completes any more."""
         return self._is_closed
 
+    def awaited(self) -> tuple[int, int] | None:
+        """(step, rank whose frame is missing) of the gate entered last; None where none waits."""
+        gate = self._gates.get(self._entered)
+        if self._is_closed or gate is None or gate.kind is None:
+            return None
+        return (self._entered, self._peers[gate.round][1]) if self._peers else None
+
     def contribute(self, step: int, kind: int, flags: tuple[int, ...]) -> list[GateOutcome]:
         """Enter gate `step`; once per step."""
         gate = self._gates.setdefault(step, _Gate())

@@ -26,6 +26,7 @@ from trainmover.communicator.generation import Generation
 from trainmover.communicator.incremental import Succession
 from trainmover.communicator.mesh import Mesh
 from trainmover.communicator.outbox import Outbox
+from trainmover.communicator.overdue import OverdueWatch
 from trainmover.communicator.ports import OutFrame, Port
 from trainmover.communicator.settings import CommunicatorConfig, CommunicatorEvents
 from trainmover.errors import CollectiveMismatch
@@ -55,6 +56,7 @@ class Router:
         self.succession = Succession(engine, self.outbox, events, config, self)
         self.mesh = Mesh(engine, credentials, self, bind_host)
         self.succession.mesh = self.mesh
+        self.overdue: OverdueWatch
         self.streams: weakref.WeakSet[socket.socket] = weakref.WeakSet()
         self._own = credentials.identity.incarnation
         self._engine = engine
@@ -129,6 +131,10 @@ class Router:
             self.succession.marked(channel, header.generation)
             return
         generation = self.succession.find(header.generation)
+        if header.type in (FrameType.ASK, FrameType.ANSWER):
+            if generation is not None:
+                self.overdue.heard(channel, generation, header.type, header.slot)
+            return
         if generation is None:
             self.keep_early(channel, header, payload)
             return

@@ -25,6 +25,19 @@ class Mode(enum.Enum):
     """At once, with valid values, so that an interrupted step ends by itself."""
 
 
+class Place(enum.Enum):
+    """Where a rank's main thread is, for peers that wait for it."""
+
+    BUILDING = "building"
+    """On its way to the first boundary; bounded by the worker itself."""
+    INSIDE = "inside"
+    """In front of a gate, in user code or in a collective."""
+    AT_GATE = "at the gate"
+    """Waits for others."""
+    OUTSIDE = "outside"
+    """Behind a gate or between steps, or in its first step (which may compile)."""
+
+
 @dataclass(frozen=True, slots=True)
 class ChannelIdentity:
     """Who this process is on the data plane."""
@@ -67,6 +80,14 @@ class CommunicatorConfig:
     grow to."""
     tcp_user_timeout_s: float = 20.0
     """Unacknowledged data for this long breaks a channel (cut cable); 0 leaves it to the OS."""
+    collective_timeout_s: float = 60.0
+    """Silence of a rank, inside a step, after which one that waits for it in a collective, a
+    receive or a gate reports it: the step is undone and repeated over new connections, and a rank
+    that can't even run out is replaced. The smaller of this and the group's own limit counts.
+    Shorter finds a hang sooner; longer tolerates ranks that compute for longer than others."""
+    outside_step_limit_s: float = 600.0
+    """The same for a rank that is outside a step: rank 0 may save or evaluate for so long while
+    the others wait in the next step's first collective. Shorter finds a hang there sooner."""
     keepalive_s: float = 10.0
     """Idle time before the kernel probes a silent peer; 0 switches probes off."""
     use_shared_memory: bool = True
@@ -88,6 +109,12 @@ class CommunicatorConfig:
             raise ConfigError(
                 f"handshake_timeout_s ({self.handshake_timeout_s}) must not exceed "
                 f"connect_timeout_s ({self.connect_timeout_s})"
+            )
+        if not 0 < self.collective_timeout_s <= self.outside_step_limit_s:
+            raise ConfigError(
+                f"communicator.collective_timeout_s ({self.collective_timeout_s}) must be above 0 "
+                "and at most communicator.outside_step_limit_s "
+                f"({self.outside_step_limit_s}); change one"
             )
         if self.chunk_bytes % 64 or self.shared_memory_bytes < 2 * self.chunk_bytes:
             raise ConfigError(

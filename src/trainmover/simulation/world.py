@@ -324,7 +324,10 @@ def restorable_version(world: World) -> int | None:
     here = [
         process
         for _, process in sorted(world.processes.items())
-        if process.is_alive and process.stopped_until <= now and process.host.is_linked
+        if process.is_alive
+        and process.stopped_until <= now
+        and process.host.is_linked
+        and world.cuts.get(world.path("controller", process.machine), 0) <= now
     ]
     members = [process for process in here if process.generation == committed]
     if not members:

@@ -52,6 +52,9 @@ class Host(Protocol):
     def fetch_personal(self, plan: Plan, rank: int) -> Personal:
         """Joiner: own leaves of `rank` at the plan's target, from the holder the plan names."""
 
+    def peek_personal(self, plan: Plan, rank: int) -> Personal | None:
+        """Joiner: own leaves of `rank` as they are now, to start loader workers in time."""
+
     def fetch_state(self, plan: Plan, rank: int, receive: Callable[..., int]) -> int:
         """Joiner: open the bulk stream the plan names and run `receive(stream, progress)` on it."""
 

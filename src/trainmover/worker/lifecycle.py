@@ -88,6 +88,7 @@ from trainmover.worker.lifecycle_state import (
     Parked,
     Ready,
     Rehearsing,
+    Running,
     RunningOut,
     Tail,
     Transition,
@@ -106,6 +107,7 @@ from trainmover.worker.lifecycle_step import (
     on_personal,
     replace_reason,
     stop,
+    try_contribute,
 )
 from trainmover.worker.lifecycle_switch import (
     on_become_standby,
@@ -156,11 +158,9 @@ def transition(state: WorkerState, event: Event, now: Instant) -> Transition:
             return stay(replace(state, seen_at=now), "an old controller")
         state = replace(state, term=event.term, heard_at=now)
     paused = notice_pause(state, now)
-    move = (
-        join(paused, _dispatch(paused.state, event, now))
-        if paused.commands
-        else (_dispatch(state, event, now))
-    )
+    move = _dispatch(paused.state, event, now)
+    if paused.commands:
+        move = join(paused, move)
     reported = report_if_settled(move.state, now)
     if reported.commands:
         move = join(move, reported)
@@ -331,7 +331,10 @@ def _on_tick(state: WorkerState, now: Instant) -> Transition:
     lost_at = _controller_limit(state)
     if lost_at is not None and now >= lost_at:
         return _controller_lost(state, now)
-    return _resend(state, now, is_forced=False)
+    repeated = _resend(state, now, is_forced=False)
+    if not isinstance(state.main, Ready):
+        return repeated
+    return join(repeated, try_contribute(repeated.state, now))
 
 
 def _too_long(state: WorkerState, name: str, now: Instant) -> Transition:
@@ -359,6 +362,8 @@ def next_deadline(state: WorkerState) -> Instant | None:
     resends = [_resend_at(state, item) for item in state.outbox] if state.is_link_up else []
     limit, _ = _limit(state)
     watch: Instant | None = None
-    if state.is_member and isinstance(state.main, Ready | InGate):
+    if state.is_member and isinstance(state.main, Running | Ready | InGate):
         watch = after(state.seen_at, seconds(state.config.pause_limit_s / 2))
+    if isinstance(state.main, Ready) and state.suspect_until > state.seen_at:
+        watch = earliest(watch, state.suspect_until)
     return earliest(limit, _controller_limit(state), watch, *resends)

@@ -24,7 +24,7 @@ from trainmover.protocol.messages import (
     Report,
     Tracked,
 )
-from trainmover.units import Instant, in_seconds, seconds
+from trainmover.units import Instant, after, in_seconds, seconds
 from trainmover.worker.events import (
     AbortGeneration,
     BreakGeneration,
@@ -181,11 +181,19 @@ def on_run_out_failed(state: WorkerState, event: RunOutFailed) -> Transition:
 
 
 def notice_pause(state: WorkerState, now: Instant) -> Transition:
-    """W5: a process that was stopped inside a gate holds and asks instead of passing."""
+    """W5: a process that was stopped has perhaps been replaced.
+
+    Inside a gate it holds and asks instead of passing. In front of one it only waits a moment with
+    its contribution, because a long silence there may as well be the script's doing.
+    """
     gap = now - state.seen_at
-    is_in_gate = isinstance(state.main, Ready | InGate)
     is_long = state.seen_at > 0 and gap > seconds(state.config.pause_limit_s)
-    if not (is_in_gate and is_long and state.follows("pause")):
+    if not (is_long and state.is_member and state.follows("pause")):
+        return stay(state, "")
+    if isinstance(state.main, Running):
+        until = after(now, seconds(state.config.confirm_s))
+        return stay(replace(state, suspect_until=until), "")
+    if not isinstance(state.main, Ready | InGate):
         return stay(state, "")
     move = break_generation(state, (), now)
     return replace_reason(move, f"was stopped for {in_seconds(gap):.1f} s in a gate: asks")

@@ -52,6 +52,9 @@ class LifecycleConfig:
     pause_limit_s: float = 8.0
     """A process that was stopped longer than this inside a gate has perhaps been replaced: it holds
     and asks instead of passing (W5). Under the time in which a silent machine is declared lost."""
+    confirm_s: float = 0.5
+    """A process that was stopped in front of a gate reads for this long what its peers have to say
+    before it contributes: poison and closed channels of those who went on without it."""
     without: tuple[str, ...] = ()
     """Rules switched off; only the simulation's mutation check sets it."""
 
@@ -64,6 +67,7 @@ class LifecycleConfig:
             "resend_interval_s": self.resend_interval_s,
             "standby_resend_interval_s": self.standby_resend_interval_s,
             "pause_limit_s": self.pause_limit_s,
+            "confirm_s": self.confirm_s,
         }
         for name, value in positive.items():
             if value <= 0:
@@ -315,6 +319,8 @@ class WorkerState:
     link_down_since: Instant | None = None
     seen_at: Instant = NEVER
     """Last event of any kind: a gap in front of the next one means this process was stopped."""
+    suspect_until: Instant = NEVER
+    """This process was stopped: it contributes to no gate before this instant."""
     step_time_ns: int = 0
     marks: tuple[Mark, ...] = ()
 

@@ -251,6 +251,8 @@ def try_contribute(state: WorkerState, now: Instant) -> Transition:
     ready = state.main
     if not isinstance(ready, Ready) or state.is_broken or state.is_frozen:
         return stay(state, "nothing to contribute")
+    if now < state.suspect_until:
+        return stay(state, "was stopped: hears its peers first")
     if ready.kind == flags.STEP and not holds_wards(state, ready.step + 1):
         return stay(state, "ready; a ward's personal state is missing")
     number, is_stop_requested = flags_to_carry(state)

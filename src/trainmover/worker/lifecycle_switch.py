@@ -224,7 +224,9 @@ def _take_up(state: WorkerState, plan: Plan, now: Instant) -> Transition:
         case Bound(step=at) if at == step and state.applied == plan.target:
             return start_cut_over(accepted, now)
         case RunningOut(step=at) if at == step and state.applied == plan.target:
-            return stay(accepted, "cuts over once the attempt has run out")
+            # Channels open meanwhile; the joiner need not wait for our backward to end.
+            opening = (PreparePhaseOne(plan=plan),)
+            return Transition(accepted, opening, "cuts over once the attempt has run out")
         case HeldInGate(step=at) | Finished(step=at) if at == step and state.applied == plan.target:
             if isinstance(state.main, Finished) and state.main.is_stopped:
                 return start_cut_over(replace(accepted, main=Bound(at)), now)

@@ -33,6 +33,9 @@ from trainmover.worker.sampler_state import (
 
 POLICIES: Final = ("error", "replay", "restart")
 
+READ_OVER_MAX: Final = 32
+"""Batches that are read and dropped rather than starting worker processes anew."""
+
 
 class EpochStart(msgspec.Struct, frozen=True, array_like=True):
     """What determines the order of an epoch, taken before its iterator was made."""
@@ -172,6 +175,9 @@ class LoaderSource:
                 f"an epoch has {self.length} batches here and {cursor.length} where the position "
                 "comes from: other data, or another batch size"
             )
+        if self._is_ahead(cursor):
+            self._advance(cursor)
+            return
         self._shut_down()
         self._parked = self._cursor = None
         self.epoch, self.fetched = cursor.epoch, cursor.fetched
@@ -185,6 +191,22 @@ class LoaderSource:
                 self._reopen(cursor)
         if self._can_seek:
             self._cursor = cursor
+
+    def _is_ahead(self, cursor: Cursor) -> bool:
+        """Whether `cursor` is a few batches ahead of what worker processes are reading already."""
+        if self._iterator is None or self._parked is not None or not self._is_indexed:
+            return False
+        if self.loader.num_workers == 0 or cursor.start != self._start or not self.fetched:
+            return False
+        gap = cursor.fetched - self.fetched
+        return cursor.epoch == self.epoch and 0 <= gap <= READ_OVER_MAX
+
+    def _advance(self, cursor: Cursor) -> None:
+        """Read over to `cursor`: starting worker processes anew costs more than a few batches."""
+        with preserved_rng():
+            while self.fetched < cursor.fetched:
+                self.fetch()
+        self._cursor = cursor
 
     @property
     def length(self) -> int | None:

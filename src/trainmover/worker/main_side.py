@@ -75,6 +75,10 @@ class MainSide:
         """Joiner, main thread."""
         return self._runtime.exchange.fetch_state(plan, rank, receive)
 
+    def peek_personal(self, plan: Plan, rank: int) -> Personal | None:
+        """Joiner: a hint where the loader will have to stand."""
+        return self._runtime.exchange.peek_personal(plan, rank)
+
     def fetch_personal(self, plan: Plan, rank: int) -> Personal:
         """Joiner, main thread."""
         return self._runtime.exchange.fetch_personal(plan, rank)

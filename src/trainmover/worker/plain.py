@@ -76,6 +76,10 @@ class PlainHost:
         """There is no switchover."""
         raise LocalProtocolError("no switchover without an agent")
 
+    def peek_personal(self, plan: Plan, rank: int) -> Personal | None:
+        """There is no switchover."""
+        raise LocalProtocolError("no switchover without an agent")
+
     def fetch_personal(self, plan: Plan, rank: int) -> Personal:
         """There is no switchover."""
         raise LocalProtocolError("no switchover without an agent")

@@ -89,6 +89,22 @@ class Roles:
         stepper.rank = rank
         stepper.host.set_rank(rank)
         stepper.host.adopted(plan, how)
+        self._start_loaders(plan)
+
+    def _start_loaders(self, plan: Plan) -> None:
+        """Loader workers start while stayers run out or train on; the exact place comes later."""
+        stepper = self._stepper
+        if not stepper.batches:
+            return
+        try:
+            hint = stepper.host.peek_personal(plan, stepper.rank)
+            if hint is not None and len(hint.batches) == len(stepper.batches):
+                for batches, position in zip(stepper.batches, hint.batches, strict=True):
+                    batches.restore(position)
+        except (TransportError, StateMismatch) as error:
+            # Only a head start is lost: the state itself is fetched, and judged, in `receive`.
+            stepper.logbook.finding("transfer", f"no head start for loader workers: {error}")
+        stepper.host.mark("loaders started")
 
     def _can_play(self, rank: int) -> bool:
         stepper = self._stepper
@@ -106,6 +122,7 @@ class Roles:
         peer = source.bulk_from
         try:
             amount = stepper.host.fetch_state(plan, stepper.rank, receive)
+            stepper.host.mark("bulk received")
             peer = source.own_from
             personal = stepper.host.fetch_personal(plan, stepper.rank)
         except (TransportError, StateMismatch) as error:
@@ -116,6 +133,7 @@ class Roles:
             text = f"personal state at version {plan.target.step}, got {personal.version.step}"
             stepper.host.failed(plan, Edge(peer=peer, reason=f"expected {text}"))
             return
+        stepper.host.mark("own received")
         self._put_personal(personal, plan)
         stepper.host.received(plan, amount)
 

@@ -38,6 +38,7 @@ from trainmover.worker.events import (
     ChannelBroken,
     CloseGates,
     CommitGeneration,
+    ContributeGate,
     CutOver,
     EnterMain,
     GateCompleted,
@@ -264,6 +265,22 @@ def test_stopped_inside_a_gate_it_asks_instead_of_passing() -> None:
     assert asked(commands, ApplyGate) is None
     assert sent(commands, Broken) is not None
     assert isinstance(worker.state.main, HeldInGate)
+
+
+def test_stopped_in_front_of_a_gate_it_hears_its_peers_before_it_contributes() -> None:
+    worker = Worker().form()
+    worker.hold_wards(1)
+    worker.now += 20 * 10**9  # type: ignore[assignment]
+    assert worker.feed(GateRequested(step=0, kind=flags.STEP, flags=VECTOR)) == ()
+    assert asked(worker.feed(Poisoned(generation=1, peer="m2.0.a")), UndoStep) is not None
+
+
+def test_stopped_in_front_of_a_gate_and_nobody_went_on_without_it() -> None:
+    worker = Worker().form()
+    worker.hold_wards(1)
+    worker.now += 20 * 10**9  # type: ignore[assignment]
+    worker.feed(GateRequested(step=0, kind=flags.STEP, flags=VECTOR))
+    assert asked(worker.wait(1.0), ContributeGate) is not None
 
 
 def test_running_out_too_long_gives_the_process_up() -> None:
