@@ -96,6 +96,9 @@ class ForeignTimeouts:
     run_out_timeout_s: float
     worker_controller_timeout_s: float
     agent_controller_timeout_s: float
+    collective_timeout_s: float
+    outside_step_limit_s: float
+    tcp_user_timeout_s: float
     controller_restart_s: float = 10.0
 
 
@@ -104,7 +107,8 @@ def check_relations(config: Config, others: ForeignTimeouts) -> None:
 
     The relations of the protocol's timers: heartbeats prove life faster than gates time out, a
     run-out and a report fit into an incident, and a worker outwaits a restart of the controller
-    together with a whole incident.
+    together with a whole incident. Each fault has a first finder: a cut cable the kernel, a stopped
+    process its agent, a hang the peer that waits, and the gate's own limit what all those miss.
     """
     incident_s = config.report_timeout_s + config.joiner_timeout_s + config.cut_over_timeout_s
     relations = (
@@ -137,6 +141,24 @@ def check_relations(config: Config, others: ForeignTimeouts) -> None:
             others.controller_restart_s + config.lost_after_s,
             "agent.controller_timeout_s",
             others.agent_controller_timeout_s,
+        ),
+        (
+            "controller.stopped_limit_s + 2 agent.heartbeat_interval_s",
+            config.stopped_limit_s + 2 * others.heartbeat_interval_s,
+            "communicator.collective_timeout_s",
+            others.collective_timeout_s,
+        ),
+        (
+            "communicator.tcp_user_timeout_s",
+            others.tcp_user_timeout_s,
+            "communicator.collective_timeout_s",
+            others.collective_timeout_s,
+        ),
+        (
+            "communicator.outside_step_limit_s + collective_timeout_s",
+            others.outside_step_limit_s + others.collective_timeout_s,
+            "worker.gate_timeout_s",
+            others.gate_timeout_s,
         ),
     )
     for low_name, low, high_name, high in relations:

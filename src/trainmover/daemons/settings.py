@@ -119,6 +119,9 @@ def check_relations(settings: Mapping[str, Any]) -> None:
             run_out_timeout_s=settings["worker.run_out_timeout_s"],
             worker_controller_timeout_s=settings["worker.controller_timeout_s"],
             agent_controller_timeout_s=settings["agent.controller_timeout_s"],
+            collective_timeout_s=settings["communicator.collective_timeout_s"],
+            outside_step_limit_s=settings["communicator.outside_step_limit_s"],
+            tcp_user_timeout_s=settings["communicator.tcp_user_timeout_s"],
         ),
     )
 

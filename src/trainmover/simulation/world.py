@@ -56,7 +56,7 @@ class World:
         self.digest = hashlib.blake2b(digest_size=8)
         self.ids = 0
         self.lifecycle_config = LifecycleConfig(
-            without=scenario.without, controller_timeout_s=300.0
+            without=scenario.without, controller_timeout_s=300.0, gate_timeout_s=60.0
         )
         self.agent_config = agent.Config()
         names = tuple(f"m{index}" for index in range(scenario.machines + scenario.standbys))

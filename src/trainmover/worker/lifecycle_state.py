@@ -35,9 +35,10 @@ MUTABLE_RULES = (
 class LifecycleConfig:
     """Time-outs of one worker. All in seconds on the worker's own monotonic clock."""
 
-    gate_timeout_s: float = 60.0
-    """Longest wait in a gate before the generation counts as broken although no channel is (W9).
-    Shorter finds a silent hang sooner; longer tolerates a slower rank."""
+    gate_timeout_s: float = 700.0
+    """Longest wait in a gate before the generation counts as broken although no channel is (W9):
+    the last resort, above what `communicator.collective_timeout_s` and `outside_step_limit_s` find
+    by asking. Shorter ends sooner what those two miss; it must tolerate a rank that saves."""
     run_out_timeout_s: float = 10.0
     """Longest running out before the worker gives itself up and is respawned in place (W10); twice
     the last step's time where that is more."""

@@ -8,8 +8,8 @@ import sys
 
 import torch
 
-from trainmover.communicator.group import init_process_group, register_backend
-from trainmover.errors import ScriptError
+from trainmover.communicator.group import Group, init_process_group, register_backend
+from trainmover.errors import IncompatibleMachine, ScriptError
 from trainmover.protocol import exits
 from trainmover.protocol.nursery import ForkRequest
 from trainmover.worker import orders
@@ -17,6 +17,7 @@ from trainmover.worker.distributed_entry import DistributedEntry
 from trainmover.worker.entry import INCARNATION_VARIABLE, Driver, ProcessEnds, set_driver
 from trainmover.worker.runtime import Runtime
 from trainmover.worker.self_check import WriteWatch
+from trainmover.worker.torch_check import check_torch
 
 
 def run_worker(request: ForkRequest) -> int:
@@ -27,6 +28,11 @@ def run_worker(request: ForkRequest) -> int:
     os.environ[INCARNATION_VARIABLE] = request.incarnation
     runtime = Runtime(request)
     torch.set_num_threads(runtime.config.threads)
+    try:
+        note = check_torch(Group)
+    except IncompatibleMachine as error:
+        print(f"trainmover: {error}", flush=True)
+        return exits.INCOMPATIBLE
     register_backend(runtime.communicator)
     distributed = DistributedEntry(
         runtime.tell_finding, lambda: runtime.reads.note_place("a sub-group")
@@ -40,6 +46,8 @@ def run_worker(request: ForkRequest) -> int:
     if runtime.config.is_check:
         WriteWatch(runtime.tell_finding, runtime.is_shadow).install()
     runtime.start()
+    if note:
+        runtime.tell_finding("torch", note)
     code = _play(request, runtime, driver)
     runtime.finish_process(code)
     return code
