@@ -14,7 +14,7 @@ from trainmover.daemons import agent_daemon
 from trainmover.daemons import settings as settings_of
 from trainmover.daemons.options import AgentOptions
 from trainmover.daemons.run_directory import RunDirectory, base_directory
-from trainmover.edges import seal
+from trainmover.edges import probes, seal
 from trainmover.edges.controller_server import address_that_reaches
 
 
@@ -44,7 +44,7 @@ def agent(
             controller=controller,
             run_directory=str(directory.path),
             token_file=str(directory.token),
-            host=host or address_that_reaches(target, port),
+            host=probes.own_address(host or address_that_reaches(target, port)),
             settings=settings_of.flatten(settings),
             script=script,
         )

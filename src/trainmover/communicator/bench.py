@@ -7,8 +7,11 @@ by round, so that a disturbed machine disturbs both; the lower quartile of each 
 
 from __future__ import annotations
 
+import argparse
 import datetime
+import json
 import multiprocessing
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -288,3 +291,32 @@ def summary(samples: Sequence[dict[str, Any]]) -> dict[str, float]:
             result[f"{prefix}worst_ratio_vs_gloo"] = values[-1]
             result[f"{prefix}median_ratio_vs_gloo"] = values[len(values) // 2]
     return result
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """`python -m trainmover.communicator.bench`: one JSON line per collective and size."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--sizes", default=",".join(map(str, DEFAULT_SIZES)))
+    parser.add_argument("--local", action="store_true", help="all ranks on one machine")
+    chosen = parser.parse_args(arguments)
+    sizes = [int(size) for size in chosen.sizes.split(",")]
+    samples = run_collectives_bench([chosen.ranks], sizes, chosen.rounds, chosen.local)
+    cases: dict[tuple[str, int], dict[str, list[float]]] = {}
+    for sample in samples:
+        times = cases.setdefault((sample["collective"], sample["bytes"]), {})
+        times.setdefault(sample["backend"], []).append(sample["seconds"])
+    for (collective, nbytes), times in cases.items():
+        case = {
+            "collective": collective,
+            "bytes": nbytes,
+            "ours_s": times["trainmover"],
+            "gloo_s": times["gloo"],
+        }
+        print(json.dumps(case), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

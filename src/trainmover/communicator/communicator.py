@@ -250,6 +250,11 @@ class Communicator:
                 self._router.act(generation, generation.gates.contribute(step, kind, flags))
         self._outbox.drain()
 
+    def hear_finish(self, told: Callable[[int, int, int], None]) -> None:
+        """From now on `told(generation, rank, step)` is called on the I/O thread when a peer enters
+        the gate behind the loop, at which step this rank may still be."""
+        self._router.on_finish = told
+
     def gate_close(self) -> None:
         """Freeze: gates of the current generation deliver no result any more."""
         with self._engine.lock:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from trainmover.errors import LocalProtocolError
+from trainmover.protocol.flags import FINISH
 from trainmover.topology.membership import gate_peers
 
 KEPT_STEPS = 64
@@ -58,6 +59,7 @@ class Gates:
     """All gates of one generation on one rank."""
 
     def __init__(self, rank: int, world_size: int) -> None:
+        self._rank = rank
         self._peers = gate_peers(rank, world_size)
         self._gates: dict[int, _Gate] = {}
         self._is_closed = False
@@ -114,12 +116,7 @@ class Gates:
         while gate.round < len(self._peers) and gate.round in gate.arrived:
             kind, flags = gate.arrived.pop(gate.round)
             if kind != gate.kind or len(flags) != len(gate.flags):
-                sender = self._peers[gate.round][1]
-                detail = (
-                    f"rank {sender} entered gate {step} as kind {kind} with {len(flags)} flags, "
-                    f"this rank as kind {gate.kind} with {len(gate.flags)}"
-                )
-                outcomes.append(GateMismatch(step, detail))
+                outcomes.append(GateMismatch(step, self._differs(step, gate, kind, flags)))
                 return
             gate.flags = tuple(map(max, gate.flags, flags))
             gate.round += 1
@@ -130,3 +127,13 @@ class Gates:
             gate.is_complete = True
             self._gates.pop(step, None)
             outcomes.append(GateResult(step, gate.kind, gate.flags))
+
+    def _differs(self, step: int, gate: _Gate, kind: int, flags: tuple[int, ...]) -> str:
+        sender = self._peers[gate.round][1]
+        if kind != gate.kind:
+            leaver = sender if kind == FINISH else self._rank
+            return f"rank {leaver} left the loop at step {step}, others wait in gate {step}"
+        return (
+            f"rank {sender} entered gate {step} with {len(flags)} flags, this rank with "
+            f"{len(gate.flags)}: they track different objects"
+        )

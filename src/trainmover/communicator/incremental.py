@@ -158,9 +158,16 @@ class Succession:
             for rank in sorted(generation.required):
                 port = generation.ports[rank]
                 if port.channel is None:
-                    timeout_s = self._config.connect_timeout_s
-                    self.fail_prepare(port.peer, f"no channel to rank {rank} after {timeout_s} s")
+                    self.fail_prepare(port.peer, self._late_text(generation, rank))
                     return
+
+    def _late_text(self, generation: Generation, rank: int) -> str:
+        theirs, own = generation.membership.members[rank], self.mesh.address[0]
+        return (
+            f"no channel between {own} and rank {rank} at {theirs.host} after "
+            f"{self._config.connect_timeout_s:g} s; if machines should talk over another "
+            "interface, name each one's address there with `trainmover agent --host`"
+        )
 
     def fail_prepare(self, peer: str, reason: str) -> None:
         """A channel of the prepared generation can't be had."""

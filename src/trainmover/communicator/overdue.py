@@ -137,10 +137,12 @@ class OverdueWatch:
             if wait is None or wait.progress != progress:
                 self._waits[rank] = _Wait(now, progress)
                 continue
-            if now - wait.since >= _ASK_AFTER_S and channel is not None and not wait.is_asked:
+            self._judge(generation, rank, missing, now)
+            ask_after_s = min(_ASK_AFTER_S, missing.limit_s / 3)
+            is_due = now - wait.since >= ask_after_s and not wait.is_asked
+            if is_due and channel is not None and not channel.is_closed:
                 wait.is_asked = True
                 self._send(channel, generation.number, FrameType.ASK, 0)
-            self._judge(generation, rank, missing, now)
 
     def _progress(self, channel: Channel | None, missing: _Wanted) -> int:
         if channel is None:
@@ -218,11 +220,12 @@ class OverdueWatch:
         elif answer in _EXCUSES:
             patience_s = max(self._config.outside_step_limit_s, missing.limit_s)
         silent_s = now - wait.since
-        if wait.is_reported or silent_s < patience_s:
+        channel = generation.ports[rank].channel
+        is_unasked = answer is None and channel is not None and not wait.is_asked
+        if wait.is_reported or silent_s < patience_s or is_unasked:
             return
         wait.is_reported = True
         reason = f"no data for {silent_s:.0f} s in {missing.what}: rank {rank} {_TEXTS[answer]}"
-        channel = generation.ports[rank].channel
         if answer is None and channel is not None:
             channel.fail(reason)  # useless for a reconnection, too
         else:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import socket
 import weakref
+from collections.abc import Callable
 
 from trainmover.communicator import handshake as hs
 from trainmover.communicator.channel import Channel
@@ -30,6 +31,7 @@ from trainmover.communicator.overdue import OverdueWatch
 from trainmover.communicator.ports import OutFrame, Port
 from trainmover.communicator.settings import CommunicatorConfig, CommunicatorEvents
 from trainmover.errors import CollectiveMismatch
+from trainmover.protocol.flags import FINISH
 
 
 def small_frame(
@@ -57,6 +59,7 @@ class Router:
         self.mesh = Mesh(engine, credentials, self, bind_host)
         self.succession.mesh = self.mesh
         self.overdue: OverdueWatch
+        self.on_finish: Callable[[int, int, int], None] | None = None
         self.streams: weakref.WeakSet[socket.socket] = weakref.WeakSet()
         self._own = credentials.identity.incarnation
         self._engine = engine
@@ -147,6 +150,9 @@ class Router:
             flags = unpack_flags(payload)
             outcomes = generation.gates.arrive(header.tag, header.check, header.slot, flags)
             self.act(generation, outcomes)
+            if header.check == FINISH and (told := self.on_finish) is not None:
+                step = header.tag
+                self.outbox.event(lambda: told(number, rank, step))
         elif header.type == FrameType.PERS:
             kind, step = header.slot, header.tag
             self.outbox.event(lambda: events.control(rank, kind, number, step, payload))

@@ -81,12 +81,19 @@ def read_lines(path: Path, kind: type[T]) -> Iterator[T]:
 
 
 def read_losses(path: Path) -> dict[int, LossRecord]:
-    """The record of each step: of its last lineage, once (protocol.md, A 22)."""
+    """The record of each step, once; of a value told twice, the last lineage's (protocol.md, A 22).
+
+    A step may be told in portions: by its parts, and reduced values one step later.
+    """
     found: dict[int, LossRecord] = {}
     for record in read_lines(path, LossRecord):
         before = found.get(record.step)
-        if before is None or record.lineage >= before.lineage:
+        if before is None:
             found[record.step] = record
+        elif record.lineage >= before.lineage:
+            found[record.step] = msgspec.structs.replace(
+                record, values={**before.values, **record.values}
+            )
     return dict(sorted(found.items()))
 
 
@@ -111,14 +118,13 @@ class JobRecords:
     def add_step(self, logged: StepLogged) -> None:
         """Keep what a step logged; a repetition of the same message adds nothing."""
         before = self.last
-        is_repeated = before is not None and (logged.step, logged.lineage) == (
-            before.step,
-            before.lineage,
-        )
-        if is_repeated:
-            return
+        values = dict(logged.values)
+        if before is not None and (logged.step, logged.lineage) == (before.step, before.lineage):
+            values = {**before.values, **values}
+            if values == before.values:
+                return
         self.last = LossRecord(
-            step=logged.step, lineage=logged.lineage, values=dict(logged.values), at_s=time.time()
+            step=logged.step, lineage=logged.lineage, values=values, at_s=time.time()
         )
         self._losses.append(self.last)
 

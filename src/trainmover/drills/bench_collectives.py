@@ -68,6 +68,8 @@ def _run(config: CollectivesConfig, ranks: int, *, is_local: bool) -> list[dict[
         end = "\n".join(done.stderr.splitlines()[-8:])
         raise DrillFailed(f"ended with {done.returncode}: {' '.join(command)}\n{end}")
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    if not lines:
+        raise DrillFailed(f"no case came back: {' '.join(command)}")
     return [line | {"ranks": ranks, "is_local": is_local} for line in lines]
 
 

@@ -12,10 +12,14 @@ import os
 import platform
 import resource
 import shutil
+import socket
 import sys
 from pathlib import Path
 from typing import Final
 
+import psutil
+
+from trainmover.errors import ConfigError
 from trainmover.protocol.messages import Facts
 
 PACKAGES_THAT_CHANGE_NUMBERS: Final = ("torch", "numpy")
@@ -137,6 +141,24 @@ def preflight(run_directory: Path) -> tuple[str, ...]:
     except OSError as error:
         problems.append(f"/dev/shm can't be used: {error.strerror}; DataLoader workers need it")
     return tuple(problems)
+
+
+def own_address(host: str) -> str:
+    """`host` if this machine can listen on it. Raises ConfigError that names those it has."""
+    try:
+        with socket.create_server((host, 0)):
+            return host
+    except OSError as error:
+        has = ", ".join(
+            f"{address.address} ({name})"
+            for name, addresses in sorted(psutil.net_if_addrs().items())
+            for address in addresses
+            if address.family == socket.AF_INET
+        )
+        raise ConfigError(
+            f"workers can't listen on {host}: {error.strerror or error}; name an address of this "
+            f"machine that the others reach with --host; it has {has}"
+        ) from error
 
 
 def process_state(pid: int) -> str:

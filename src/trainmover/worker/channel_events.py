@@ -6,16 +6,20 @@ that reaches a fenced worker.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from trainmover.communicator.settings import ChannelCount as SwappedChannels
 from trainmover.errors import CollectiveMismatch, RemoteProtocolError
 from trainmover.protocol.messages import ChannelCount, Edge
-from trainmover.worker import events
+from trainmover.worker import events, mistakes
 from trainmover.worker.personal import PERSONAL, decode
 
 if TYPE_CHECKING:
     from trainmover.worker.runtime import Runtime
+
+LOOK_AGAIN_S = 0.5
+"""Pause between two looks whether a script is in a step that a peer will never run."""
 
 
 class ChannelEvents:
@@ -51,11 +55,23 @@ class ChannelEvents:
 
     def gate_mismatch(self, generation: int, step: int, detail: str) -> None:
         """Ranks are at different kinds of gate: loops of unequal length, or other names."""
-        self._script_fault(
-            f"gate {step} of generation {generation}: {detail}. Every rank must run the same "
-            "number of steps and track the same objects; to end early, leave the loop at the same "
-            "step on all ranks (agree on it before)."
-        )
+        self._script_fault(mistakes.with_remedy(detail))
+
+    def peer_finished(self, generation: int, rank: int, step: int) -> None:
+        """A peer waits in the gate behind its loop. If this rank's script is in that step, it will
+        wait for the peer in a collective for ever: tell it as what it is."""
+        stepper = self._runtime.stepper
+        if stepper is None or generation != self._runtime.host.generation:
+            return
+        if stepper.version.step > step or stepper.phase == "finished":
+            return
+        if stepper.version.step == step and stepper.phase == "gate":
+            return  # the gate itself tells whether both are behind the loop
+        if stepper.entered == step and stepper.phase == "running":
+            self._script_fault(mistakes.left_alone(rank, step))
+            return
+        again = partial(self.peer_finished, generation, rank, step)
+        self._runtime.engine.call_later(LOOK_AGAIN_S, again)
 
     def mismatch(self, error: CollectiveMismatch) -> None:
         """Ranks called different collectives."""

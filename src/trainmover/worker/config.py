@@ -34,8 +34,7 @@ class WorkerConfig:
     does_trace: bool = False
     """Print each move of the worker's lifecycle to its log."""
     does_log_digests: bool = False
-    """Tell a digest of parameters, buffers and optimizer state with every step; costs one pass over
-    them."""
+    """Tell a digest of all that rank 0 tracks with every step; costs one pass over it."""
     does_scan: bool = True
     """Look for live modules, optimizers, schedulers that are not tracked, once at step 0."""
 

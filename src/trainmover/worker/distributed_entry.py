@@ -1,7 +1,9 @@
-"""`torch.distributed` as a script under trainmover sees it (H13 in the notes on real scripts).
+"""`torch.distributed` as a script under trainmover sees it.
 
 The default group exists before `main` runs. A script written for torchrun may initialise it
-again, ask for `gloo` or `nccl` groups, and destroy them: each means ours, with one notice.
+again, ask for `gloo` or `nccl` groups, and destroy them: each means ours, with one notice. Before
+`main` there is no group, and using it is a mistake. As a plain script the groups are torch's own;
+only a second initialisation and the early end of the default group are taken care of.
 """
 
 from __future__ import annotations
@@ -14,9 +16,16 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from trainmover.errors import ScriptError
+from trainmover.worker.mistakes import USED_BEFORE_RUN
 
 OURS = "trainmover"
-MEANT_AS_OURS = (None, "", OURS, "gloo", "nccl", "cpu:gloo", "cpu:gloo,cuda:nccl", "mpi", "xccl")
+MEANT_AS_OURS = frozenset({"", OURS, "gloo", "nccl", "xccl", "undefined"})
+
+
+def means_ours(backend: object) -> bool:
+    """Whether a script that asks for this backend is content with ours ("cpu:gloo,cuda:nccl")."""
+    parts = str(backend or "").lower().split(",")
+    return all(part.rpartition(":")[2] in MEANT_AS_OURS for part in parts)
 
 
 class DistributedEntry:
@@ -26,6 +35,7 @@ class DistributedEntry:
         self._notice = notice
         self._on_group = on_group
         self._told: set[str] = set()
+        self._has_group = False
         self._real_init = c10d.init_process_group
         self._real_new_group = c10d.new_group
         self._real_destroy = c10d.destroy_process_group
@@ -54,9 +64,14 @@ class DistributedEntry:
             self._notice("notice", text)
 
     def _init(self, *args: Any, **kwargs: Any) -> None:
+        if not self._has_group:
+            raise ScriptError(f"init_process_group: {USED_BEFORE_RUN}")
         if not dist.is_initialized():
             self._real_init(*args, **kwargs)
             return
+        backend = kwargs.get("backend", args[0] if args else None)
+        if not means_ours(backend):
+            raise ScriptError(_other_backend("init_process_group", backend))
         world_size = kwargs.get("world_size", -1)
         if world_size not in (-1, None, dist.get_world_size()):
             raise ScriptError(
@@ -70,12 +85,11 @@ class DistributedEntry:
         )
 
     def _new_group(self, *args: Any, **kwargs: Any) -> Any:
+        if not self._has_group:
+            raise ScriptError(f"new_group: {USED_BEFORE_RUN}")
         backend = kwargs.get("backend", args[2] if len(args) > 2 else None)
-        if backend not in MEANT_AS_OURS:
-            raise ScriptError(
-                f"new_group(backend={backend!r}): under trainmover every group is its own, "
-                "so that it survives a switchover; leave the backend out"
-            )
+        if not means_ours(backend):
+            raise ScriptError(_other_backend("new_group", backend))
         if backend not in (None, "", OURS):
             self._tell("group", f"new_group(backend={backend!r}) means trainmover's own group")
             if "backend" in kwargs:
@@ -87,6 +101,8 @@ class DistributedEntry:
 
     def _destroy(self, *args: Any, **kwargs: Any) -> None:
         group = args[0] if args else kwargs.get("group")
+        if not self._has_group:
+            raise ScriptError(f"destroy_process_group: {USED_BEFORE_RUN}")
         if group is None or group is c10d._get_default_group():
             self._tell(
                 "destroy",
@@ -104,4 +120,62 @@ class DistributedEntry:
             debug = sys.modules.get("torch.distributed.tensor.debug")
             if debug is not None:
                 debug._clear_sharding_prop_cache()
+        self._has_group = True
         start()
+
+
+def _other_backend(function: str, backend: object) -> str:
+    return (
+        f"{function}(backend={backend!r}): under trainmover every group is its own, so that it is "
+        "fenced and survives a switchover; a group of another backend would not. Leave the backend "
+        'out ("gloo" and "nccl" mean ours)'
+    )
+
+
+class PlainEntry:
+    """The same three functions where the script is run without an agent."""
+
+    def __init__(self, notice: Callable[[str], None]) -> None:
+        self._notice = notice
+        self._told: set[str] = set()
+        self._own: dict[str, Callable[..., None]] = {
+            "init_process_group": self._init,
+            "destroy_process_group": self._destroy,
+        }
+        self._real = {name: getattr(c10d, name) for name in self._own}
+
+    def install(self) -> None:
+        """Also where the script has imported the functions by name already."""
+        for name, function in self._own.items():
+            _replace(name, self._real[name], function)
+
+    def remove(self) -> None:
+        """Put torch's own functions back."""
+        for name, function in self._own.items():
+            _replace(name, function, self._real[name])
+
+    def _tell(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            self._notice(text)
+
+    def _init(self, *args: Any, **kwargs: Any) -> None:
+        if not dist.is_initialized():
+            self._real["init_process_group"](*args, **kwargs)
+            return
+        self._tell("init_process_group: the group exists already; the call does nothing")
+
+    def _destroy(self, *args: Any, **kwargs: Any) -> None:
+        group = args[0] if args else kwargs.get("group")
+        if group is None or group is c10d._get_default_group():
+            self._tell("destroy_process_group does nothing: the group ends behind main")
+            return
+        self._real["destroy_process_group"](*args, **kwargs)
+
+
+def _replace(name: str, old: object, new: object) -> None:
+    """In every module that has the function under its own name."""
+    for module in list(sys.modules.values()):
+        names = getattr(module, "__dict__", None)
+        if isinstance(names, dict) and names.get(name) is old:
+            names[name] = new

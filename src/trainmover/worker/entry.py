@@ -7,7 +7,7 @@ under torchrun it is entered once, without resilience.
 from __future__ import annotations
 
 import gc
-import inspect
+import multiprocessing
 import os
 import traceback
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from trainmover.errors import ScriptError
 from trainmover.protocol import exits
-from trainmover.worker import orders
+from trainmover.worker import mistakes, orders
 from trainmover.worker.blame import machine_cause
 from trainmover.worker.events import MainFailed
 from trainmover.worker.job import Job
@@ -54,15 +54,14 @@ def run(main: Main) -> None:
         ScriptError: `main` can't be called with one argument, or run() was reached in a loader
             worker (the call must stand under ``if __name__ == "__main__":``).
     """
-    _check_signature(main)
+    wrong = mistakes.wrong_main(main)
+    if wrong is not None:
+        raise wrong
     if _driver is not None:
         _driver.drive(main)
         return
-    if os.environ.get(INCARNATION_VARIABLE):
-        raise ScriptError(
-            "trainmover.run() was reached in a loader worker (or another child process): put it "
-            'under `if __name__ == "__main__":`'
-        )
+    if os.environ.get(INCARNATION_VARIABLE) or _is_child():
+        raise ScriptError(mistakes.IN_CHILD)
     from trainmover.worker.plain import run_plain
 
     run_plain(main)
@@ -91,15 +90,10 @@ def set_driver(driver: Driver) -> None:
     _driver = driver
 
 
-def _check_signature(main: Main) -> None:
-    try:
-        inspect.signature(main).bind(object())
-    except TypeError as error:
-        name = getattr(main, "__name__", repr(main))
-        raise ScriptError(
-            f"trainmover.run(main) needs a function of one argument: def {name}(job: "
-            f"trainmover.Job) -> None; got {name}{inspect.signature(main)}"
-        ) from error
+def _is_child() -> bool:
+    """Whether multiprocessing made this process (a loader worker imports the script again)."""
+    is_importing = getattr(multiprocessing.current_process(), "_inheriting", False)
+    return is_importing or multiprocessing.parent_process() is not None
 
 
 class Driver:
@@ -149,10 +143,7 @@ class Driver:
     def _returned(self, job: Job, result: object) -> orders.RunMain:
         if not job.was_entered:
             return self.failed(
-                ScriptError(
-                    "main returned without entering job.steps(); write "
-                    "`for step in job.steps(N):` around the training loop"
-                )
+                ScriptError(mistakes.NO_LOOP)
             )
         if result is not None and job.is_primary:
             print(f"trainmover: main returned {result!r}; the value is not used")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from trainmover.errors import ScriptError, TrackError
+from trainmover.worker import mistakes
 from trainmover.worker.batches import Batches
 from trainmover.worker.hand_made import hand_made_state, load_hand_made
 from trainmover.worker.scan import find_untracked
@@ -43,6 +44,7 @@ class Job:
         self._ignored: tuple[object, ...] = ()
         self._has_steps = False
         self._is_loop_over = False
+        self._step: Step | None = None
         self.run_id = host.run_id
         self.device_type = "cpu"
 
@@ -112,6 +114,9 @@ class Job:
         Raises:
             TrackError: Something can't be captured; the message names it and the remedy.
         """
+        late = mistakes.late_track(self._step)
+        if late is not None:
+            raise late
         self._stepper.track(objects, tuple(ignore or ()))
         self._tracked = dict(objects)
         self._ignored = tuple(ignore or ())
@@ -160,6 +165,7 @@ class Job:
             raise ScriptError("job.steps() was called twice; a job has one loop")
         self._has_steps = True
         self._host.end_build()
+        mistakes.check_names(self._stepper)
         stepper = self._stepper
         total = min(total, self._host.config.max_steps or total)
         is_granted = False
@@ -180,7 +186,7 @@ class Job:
                 if stepper.finish():
                     break
                 continue
-            step = Step(stepper, stepper.metrics, index)
+            step = self._step = Step(stepper, stepper.metrics, index)
             try:
                 yield step
             except GeneratorExit:
@@ -200,10 +206,10 @@ class Job:
             if not 0 <= exact <= limit and stepper.watch.is_settled:
                 break
             stepper.begin_shadow()
-            step = Step(stepper, stepper.metrics, stepper.attempts - 1)
+            step = self._step = Step(stepper, stepper.metrics, stepper.attempts - 1)
             yield step
             if not step.was_entered:
-                raise ScriptError(_never_entered(step.index))
+                raise mistakes.never_entered(step.index)
             stepper.watch.end()
         stepper.phase = "boundary"
         keeper.put_back()
@@ -229,7 +235,7 @@ class Job:
 
     def _check_body(self, step: Step) -> None:
         if not step.was_entered:
-            raise ScriptError(_never_entered(step.index))
+            raise mistakes.never_entered(step.index)
         if step.was_undone:
             return
         self._stepper.end_of_body(tuple(step.parts))
@@ -240,10 +246,7 @@ class Job:
         stepper = self._stepper
         for batches in stepper.batches:
             if batches.handed_out == 0 and batches.epoch == 0:
-                stepper.logbook.finding(
-                    "unused-batches",
-                    "step 0 took no batch from job.batches(); an interrupted step would read on",
-                )
+                stepper.logbook.finding("unused-batches", mistakes.no_batch())
         if not self._host.config.does_scan or not self._host.is_managed:
             return
         known = [*self._tracked.values(), *stepper.batches]
@@ -307,10 +310,3 @@ class Job:
         if self._has_steps:
             raise ScriptError("job.load_state_dict() was called after the first step")
         load_hand_made(self._stepper, state)
-
-
-def _never_entered(index: int) -> str:
-    return (
-        f"steps() gave step {index + 1} but step {index} was never entered; write "
-        "`with step:` around the update (or step.run(fn)) in the loop body"
-    )

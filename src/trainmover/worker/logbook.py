@@ -22,10 +22,17 @@ class Logbook:
         self._stepper = stepper
         self.before_gate: dict[str, str] = {}
         self.after_gate: dict[str, str] = {}
+        self._earlier: dict[str, str] = {}
 
     def begin(self) -> None:
         """An attempt starts."""
+        self._earlier = self.before_gate
         self.before_gate = {}
+        self.after_gate = {}
+
+    def undo(self) -> None:
+        """What rides with the boundary is again what the step before it has recorded."""
+        self.before_gate = self._earlier
         self.after_gate = {}
 
     def log(self, values: Mapping[str, Any]) -> None:
@@ -42,7 +49,7 @@ class Logbook:
         if self._stepper.tail.digest is None:
             values.update(self.after_gate)
         if self._stepper.host.config.does_log_digests:
-            values["state"] = f"{self._stepper.inventory.bulk_digest():016x}"
+            values["state"] = f"{self._stepper.tail.whole_digest():016x}"
         if values:
             self.tell(step_index, values)
 

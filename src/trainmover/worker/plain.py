@@ -7,6 +7,8 @@ nothing, and a script can be debugged as it always was.
 from __future__ import annotations
 
 import os
+import sys
+import threading
 import uuid
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -15,13 +17,15 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
-from trainmover.errors import LocalProtocolError
-from trainmover.protocol import flags
+from trainmover.errors import LocalProtocolError, ScriptError
+from trainmover.protocol import exits, flags
 from trainmover.protocol.messages import Finding, Message, Plan, StepLogged
 from trainmover.worker import events, orders
 from trainmover.worker.config import WorkerConfig
+from trainmover.worker.distributed_entry import PlainEntry
 from trainmover.worker.entry import set_current
 from trainmover.worker.job import Job
+from trainmover.worker.mistakes import NO_LOOP, USED_BEFORE_RUN
 from trainmover.worker.personal import Personal
 from trainmover.worker.sequence import SequenceWatch
 from trainmover.worker.stepper import Stepper
@@ -29,6 +33,9 @@ from trainmover.worker.stepper import Stepper
 if TYPE_CHECKING:
     from trainmover.protocol.messages import Edge
     from trainmover.worker.entry import Main
+
+END_LIMIT_S = 20.0
+"""Longest wait for the end of torch's own process group."""
 
 
 class PlainHost:
@@ -128,24 +135,53 @@ class PlainHost:
 
 
 def run_plain(main: Main) -> None:
-    """Enter `main` once, with a default process group of torch's own."""
+    """Enter `main` once, with a default process group of torch's own.
+
+    Raises:
+        ScriptError: `main` returned without entering its loop.
+        SystemExit: Ctrl-C, with the usual code.
+    """
     rank = int(os.environ.get("RANK", "0"))
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     started_here = _start_group(rank, world_size)
     if rank == 0:
         what = "1 process" if world_size == 1 else f"{world_size} processes under another launcher"
         print(f"trainmover: {what}, no resilience", flush=True)
-    host = PlainHost(rank)
+        if not started_here:
+            print(f"trainmover: {USED_BEFORE_RUN}; `trainmover run` refuses it", flush=True)
     entry = orders.RunMain(rank=rank, world_size=world_size, is_loopback=False, attempts=-1)
-    job = Job(host, Stepper(host, entry, SequenceWatch()))
+    stepper = Stepper(PlainHost(rank), entry, SequenceWatch())
+    functions = PlainEntry(lambda text: _say(rank, text))
+    functions.install()
+    is_whole = False
+    try:
+        _enter(main, Job(stepper.host, stepper), rank)
+        is_whole = True
+    except KeyboardInterrupt:
+        _say(rank, f"interrupted in step {stepper.step_index}; nothing is saved without an agent")
+        raise SystemExit(exits.INTERRUPTED) from None
+    finally:
+        functions.remove()
+        if started_here:
+            _end_group(is_whole)
+
+
+def _enter(main: Main, job: Job, rank: int) -> None:
     set_current(job)
     try:
-        main(job)
+        result = main(job)
+        if not job.was_entered:
+            raise ScriptError(NO_LOOP)
+        if result is not None:
+            _say(rank, f"main returned {result!r}; the value is not used")
     finally:
         set_current(None)
         job.close()
-        if started_here and dist.is_initialized():
-            dist.destroy_process_group()
+
+
+def _say(rank: int, text: str) -> None:
+    if rank == 0:
+        print(f"trainmover: {text}", flush=True)
 
 
 def _start_group(rank: int, world_size: int) -> bool:
@@ -157,6 +193,31 @@ def _start_group(rank: int, world_size: int) -> bool:
     else:
         dist.init_process_group(backend)
     return True
+
+
+def _end_group(is_whole: bool) -> None:
+    """End the default group, within a limit: its own teardown may wait for a peer that is gone.
+
+    The ranks meet first where all of them end well, so that none takes its connections away from
+    under another's last collective.
+    """
+    if not dist.is_initialized():
+        return
+
+    def end() -> None:
+        if is_whole and dist.get_world_size() > 1 and dist.get_backend() == "gloo":
+            dist.barrier()
+        dist.destroy_process_group()
+
+    thread = threading.Thread(target=end, name="trainmover-end", daemon=True)
+    thread.start()
+    thread.join(END_LIMIT_S)
+    if thread.is_alive():
+        text = f"the process group did not end within {END_LIMIT_S:g} s; leaving without it"
+        print(f"trainmover: {text}", flush=True)
+        if is_whole:
+            sys.stderr.flush()
+            os._exit(exits.COMPLETED)
 
 
 def _shown(text: str) -> str:

@@ -15,6 +15,7 @@ from trainmover.protocol.nursery import ForkRequest
 from trainmover.worker import orders
 from trainmover.worker.distributed_entry import DistributedEntry
 from trainmover.worker.entry import INCARNATION_VARIABLE, Driver, ProcessEnds, set_driver
+from trainmover.worker.mistakes import explained
 from trainmover.worker.runtime import Runtime
 from trainmover.worker.self_check import WriteWatch
 from trainmover.worker.torch_check import check_torch
@@ -72,7 +73,7 @@ def _play(request: ForkRequest, runtime: Runtime, driver: Driver) -> int:
         except ProcessEnds:
             raise
         except (Exception, SystemExit, KeyboardInterrupt) as error:
-            driver.failed(error)
+            driver.failed(explained(error))
         else:
             driver.failed(
                 ScriptError(

@@ -155,7 +155,8 @@ class Roles:
         stepper.gate_personal = None
         if stepper.rank == 0 and personal.logged:
             # The lost primary may have passed the gate and died before telling its log line.
-            stepper.logbook.tell(stepper.step_index - 1, dict(personal.logged))
+            behind = stepper.step_index if stepper.parts_done else stepper.step_index - 1
+            stepper.logbook.tell(behind, dict(personal.logged))
         stepper.logbook.before_gate = dict(personal.logged)
         stepper.rearm()
         stepper.bulk_digest = stepper.inventory.bulk_digest()

@@ -58,16 +58,18 @@ class Runtime:
         self.run_id = request.spec.run_id
         self.engine = Engine()
         self.engine.on_fatal = self._io_failed
+        self._channel_events = ChannelEvents(self)
         self.communicator = Communicator(
             self.engine,
             ChannelIdentity(
                 job=request.spec.job, incarnation=request.incarnation, machine=request.machine
             ),
             request.secret,
-            ChannelEvents(self),
+            self._channel_events,
             read_settings(CommunicatorConfig, "communicator", settings),
             bind_host=request.host,
         )
+        self.communicator.hear_finish(self._channel_events.peer_finished)
         self.link = AgentLink(self.engine, request.agent_socket, request.incarnation)
         self.link.on_message = self.dispatch
         self.link.on_up = lambda: self.dispatch(events.LinkUp())
@@ -87,7 +89,9 @@ class Runtime:
         self._is_dispatching = False
         self._tick: Timer | None = None
         self._pid = os.getpid()
-        self.step_faults = StepFaults(self._reset_one, request.spec.log_directory)
+        self.step_faults = StepFaults(
+            self._reset_one, lambda: self.host.is_running_out, request.spec.log_directory
+        )
         self.start_groups: Callable[[orders.RunMain], None]
         self.host = MainSide(self)
         self.state = lifecycle.initial_state(
@@ -217,8 +221,7 @@ class Runtime:
                 self.communicator.gate_contribute(command.step, command.kind, command.flags)
             case events.ApplyGate():
                 self.page.write(gate=command.step)
-                if self.step_faults.is_armed and self.stepper is not None:
-                    self.step_faults.reached(self.stepper.rank, command.step, "tail")
+                self._fault_at(command.step, "tail")
                 self.orders.give(
                     orders.Apply(step=command.step, kind=command.kind, vector=command.vector)
                 )
@@ -267,11 +270,19 @@ class Runtime:
 
     def _collective_entered(self, call: str) -> None:
         self.page.write_collective(call)
-        if self.step_faults.is_armed and self.stepper is not None:
-            stepper = self.stepper
-            if stepper.phase == "running" and not stepper.is_shadow:
-                place = str(self.watch.calls)
-                self.step_faults.reached(stepper.rank, stepper.version.step, place)
+        stepper = self.stepper
+        if not self.step_faults.is_armed or stepper is None:
+            return
+        if stepper.phase == "running":
+            self._fault_at(stepper.version.step, str(self.watch.calls))
+        elif stepper.phase == "tail":
+            behind = self.watch.calls - self.watch.calls_at_gate
+            self._fault_at(stepper.version.step - 1, f"tail{behind}")
+
+    def _fault_at(self, step: int, place: str) -> None:
+        stepper = self.stepper
+        if self.step_faults.is_armed and stepper is not None and not stepper.is_shadow:
+            self.step_faults.reached(stepper.rank, step, place, self.state.generation)
 
     def _reset_one(self) -> None:
         def cut() -> None:
@@ -282,8 +293,7 @@ class Runtime:
     def _mark_flag(self, command: events.ContributeGate) -> None:
         if command.flags[0]:
             self.reached("flag_set", command.flags[0])
-        if self.step_faults.is_armed and self.stepper is not None:
-            self.step_faults.reached(self.stepper.rank, command.step, "gate")
+        self._fault_at(command.step, "gate")
 
     def _break(self, command: events.BreakGeneration) -> None:
         self.mark("detected")

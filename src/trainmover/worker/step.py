@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from trainmover.errors import ScriptError
+from trainmover.worker import mistakes
 from trainmover.worker.unwinding import StepUndone
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class Step:
         if self.was_entered:
             raise ScriptError(f"step {self.index} was entered twice; take one step per iteration")
         self.was_entered = True
+        self._stepper.entered = self._stepper.version.step
         return self
 
     def __exit__(
@@ -80,11 +82,7 @@ class Step:
 
     def _check_has_optimizer(self) -> None:
         if not self._stepper.inventory.optimizers and not self._stepper.is_shadow:
-            names = ", ".join(self._stepper.inventory.small_names) or "nothing"
-            raise ScriptError(
-                f"step {self.index} ended without a gate: no tracked optimizer stepped and "
-                f"step.gate() was not called. Tracked: {names}."
-            )
+            raise mistakes.no_gate(self.index, self._stepper)
 
     def _is_caused_by_run_out(self, error: BaseException) -> bool:
         is_catchable = isinstance(error, Exception | SystemExit)
@@ -131,6 +129,7 @@ class Step:
                 'step.run("generator", fn)'
             )
         self.was_entered = True
+        self._stepper.entered = self._stepper.version.step
         result: T = self._repeat(name, lambda: fn(*rest, **kwargs))
         if name:
             self._parts_run.append(name)

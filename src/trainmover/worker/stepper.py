@@ -67,6 +67,8 @@ class Stepper:
         self.built_s = time.monotonic()
         self.has_tracked = False
         self.part = ""
+        self.entered = -1
+        """Version whose step the script has entered (`with step:` or `step.run`)."""
         self.metrics = Metrics(self)
         watch.on_early = EarlyFindings(self).watch
         self.check: SelfCheck | None = None
@@ -291,6 +293,7 @@ class Stepper:
             self.give_up(str(error))
         self.host.clear_taint()
         self.watch.cancel()
+        self.logbook.undo()
         self.host.undone()
         self.phase = "boundary"
 

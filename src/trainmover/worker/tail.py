@@ -26,9 +26,10 @@ class Tail:
     def before_invented(self) -> None:
         """Take the digest that shows whether a dropped value has touched state (protocol.md B2)."""
         if self._stepper.phase == "tail" and self.digest is None:
-            self.digest = self._whole_digest()
+            self.digest = self.whole_digest()
 
-    def _whole_digest(self) -> int:
+    def whole_digest(self) -> int:
+        """Of all tracked state of this rank."""
         value = self._stepper.inventory.bulk_digest()
         for digest in self._stepper.own.small_digests():
             value = (value * 1_000_003 + digest) & MASK
@@ -41,7 +42,7 @@ class Tail:
         if self.digest is None or self._stepper.is_shadow:
             return  # no value was invented behind the gate, whatever has broken since
         step = self._stepper.step_index - 1
-        if self._whole_digest() != self.digest:
+        if self.whole_digest() != self.digest:
             self._stepper.broken_state = (
                 f"a collective after optimizer.step() of step {step} was cut short and state has "
                 "changed since"

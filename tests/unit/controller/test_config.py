@@ -9,10 +9,13 @@ from trainmover.errors import ConfigError
 
 OTHERS = controller.ForeignTimeouts(
     heartbeat_interval_s=1.0,
-    gate_timeout_s=60.0,
+    gate_timeout_s=700.0,
     run_out_timeout_s=10.0,
     worker_controller_timeout_s=300.0,
     agent_controller_timeout_s=300.0,
+    collective_timeout_s=60.0,
+    outside_step_limit_s=600.0,
+    tcp_user_timeout_s=20.0,
 )
 
 
@@ -44,6 +47,9 @@ def test_wrong_values_are_named(changes: dict[str, float], words: str) -> None:
         ({"run_out_timeout_s": 500.0}, "worker.run_out_timeout_s"),
         ({"worker_controller_timeout_s": 30.0}, "worker.controller_timeout_s (30 s)"),
         ({"agent_controller_timeout_s": 15.0}, "agent.controller_timeout_s (15 s)"),
+        ({"collective_timeout_s": 4.0}, "communicator.collective_timeout_s (4 s)"),
+        ({"tcp_user_timeout_s": 90.0}, "communicator.tcp_user_timeout_s (90 s)"),
+        ({"outside_step_limit_s": 900.0}, "communicator.outside_step_limit_s"),
     ],
 )
 def test_relations_across_owners_name_both_sides(changes: dict[str, float], words: str) -> None:

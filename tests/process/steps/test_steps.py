@@ -1,0 +1,264 @@
+"""An interruption at every collective of a step, in its gate and behind it changes no number.
+
+Each test runs one kind of step twice, undisturbed and with a list of faults; a sweep's faults are
+resets of a connection (a new generation, nobody replaced), one for each place of the steps named.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainmover.daemons.records import read_losses
+from trainmover.worker.drill_hooks import VARIABLE
+
+SCRIPT = Path(__file__).with_name("step_kinds.py")
+STEPS = 8
+LIMIT_S = 100.0
+MOST_CALLS = 24
+FAULT = re.compile(r"^step fault: (\w+@\d+:\d+:\w+)$", re.MULTILINE)
+
+
+@dataclass
+class Run:
+    """What one job has left."""
+
+    directory: Path
+    output: str
+
+    def losses(self) -> dict[int, dict[str, str]]:
+        return {step: told.values for step, told in read_losses(self._file("losses")).items()}
+
+    def told_lines(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self._file("losses").read_text().splitlines()]
+
+    def ranks(self) -> dict[str, Any]:
+        found = sorted(self.directory.glob("rank*.json"))
+        return {path.stem: json.loads(path.read_text()) for path in found}
+
+    def faults(self) -> list[str]:
+        logs = (self.directory / "run" / "logs").glob("**/*")
+        return [fault for path in logs if path.is_file() for fault in FAULT.findall(_text(path))]
+
+    def incidents(self) -> list[dict[str, Any]]:
+        path = self._file("incidents")
+        if not path.exists():
+            return []
+        return [json.loads(line) for line in path.read_text().splitlines()]
+
+    def _file(self, name: str) -> Path:
+        return self.directory / "run" / f"{name}.jsonl"
+
+
+def _text(path: Path) -> str:
+    return path.read_text(errors="replace")
+
+
+def run(kind: str, directory: Path, faults: str = "", *extra: str, machines: int = 2) -> Run:
+    directory.mkdir(parents=True)
+    settings = ["worker.does_log_digests=true", "controller.max_incidents=1000"]
+    settings += ["controller.max_tries=1000", "worker.does_trace=true"]
+    options = [part for setting in settings for part in ("--set", setting)]
+    command = [sys.executable, "-m", "trainmover.cli", "run", "--machines", str(machines)]
+    command += ["--no-progress", "--run-dir", str(directory / "run"), *options, *extra]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "STEP_KINDS_OUT": str(directory)}
+    process = subprocess.Popen(
+        [*command, str(SCRIPT), kind],
+        env={**environment, VARIABLE: faults},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=LIMIT_S)
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        output, _ = process.communicate(timeout=20)
+        pytest.fail(f"{kind} with {faults} did not end\n{output}\n{_last_moves(directory)}")
+    assert process.returncode == 0, f"{output}\n{_last_moves(directory)}"
+    return Run(directory, output)
+
+
+def _last_moves(directory: Path) -> str:
+    generations = (directory / "run" / "logs").glob("g*/rank*.log")
+    newest = sorted(generations, key=lambda path: path.stat().st_mtime)[-4:]
+    texts = [f"== {path}\n" + "\n".join(_text(path).splitlines()[-12:]) for path in newest]
+    return "\n".join(texts)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Undisturbed runs, each made once."""
+
+    @cache
+    def made(kind: str, machines: int) -> Run:
+        directory = tmp_path_factory.mktemp("undisturbed") / f"{kind}-{machines}"
+        return run(kind, directory, machines=machines)
+
+    return made
+
+
+def sweep(steps: Iterable[int], ranks: Iterable[int]) -> str:
+    """A reset at each place of each of these steps; calls that a step does not have never come."""
+    places = [*map(str, range(1, MOST_CALLS)), "gate", "tail"]
+    return ";".join(f"reset@{r}:{s}:{p}" for s in steps for p in places for r in ranks)
+
+
+def assert_swept(found: Run, steps: Iterable[int], rank: int) -> None:
+    """Every collective of these steps was struck, and gate and tail."""
+    for step in steps:
+        prefix = f"reset@{rank}:{step}:"
+        places = {fault.removeprefix(prefix) for fault in found.faults() if fault.startswith(prefix)}
+        assert {"gate", "tail"} <= places, (step, places)
+        calls = sorted(int(place) for place in places if place.isdigit())
+        assert calls == list(range(1, len(calls) + 1)), (step, calls)
+        assert calls, step
+        assert len(calls) < MOST_CALLS - 1
+
+
+def assert_identical(found: Run, expected: Run, *, may_miss: tuple[str, ...] = ()) -> None:
+    """Every value that was told for a step is the undisturbed one, and none is missing."""
+    wanted = expected.losses()
+    assert list(wanted) == list(range(STEPS))
+    for line in found.told_lines():
+        for name, value in line["values"].items():
+            assert value == wanted[line["step"]][name], (line, found.output)
+    told = found.losses()
+    assert list(told) == list(range(STEPS)), found.output
+    for step, values in wanted.items():
+        missing = values.keys() - told[step].keys() - set(may_miss)
+        assert not missing, (step, missing)
+    assert found.ranks() == expected.ranks()
+
+
+def check_sweep(
+    kind: str,
+    undisturbed: Any,
+    path: Path,
+    *,
+    steps: Iterable[int] = range(4),
+    ranks: tuple[int, ...] = (1,),
+    machines: int = 2,
+) -> Run:
+    expected = undisturbed(kind, machines)
+    found = run(kind, path / "swept", sweep(steps, ranks), machines=machines)
+    assert_identical(found, expected)
+    for rank in ranks:
+        assert_swept(found, steps, rank)
+    return found
+
+
+# ------------------------------------------------------------------ how the model is spread
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ddp(rank: int, undisturbed: Any, tmp_path: Path) -> None:
+    check_sweep("ddp", undisturbed, tmp_path, ranks=(rank,))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_fsdp2(rank: int, undisturbed: Any, tmp_path: Path) -> None:
+    check_sweep("fsdp2", undisturbed, tmp_path, ranks=(rank,))
+
+
+def test_hsdp(undisturbed: Any, tmp_path: Path) -> None:
+    check_sweep("hsdp", undisturbed, tmp_path, ranks=(2,), machines=4)
+
+
+@pytest.mark.parametrize("kind", ["ddp_compiled", "fsdp2_compiled"])
+def test_compiled(kind: str, undisturbed: Any, tmp_path: Path) -> None:
+    check_sweep(kind, undisturbed, tmp_path)
+
+
+# ------------------------------------------------------------------ what a step does
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "scaler",
+        "scaler_clip",
+        "clip",
+        "accumulation",
+        "accumulation_no_sync",
+        "closure_adamw",
+        "closure_lbfgs",
+        "two_optimizers",
+        "ema",
+        "batch_norm",
+        "callable_form",
+        "log_mean",
+        "drawn_batches",
+        "loader_workers",
+    ],
+)
+def test_kind(kind: str, undisturbed: Any, tmp_path: Path) -> None:
+    check_sweep(kind, undisturbed, tmp_path)
+
+
+def test_step_without_update(undisturbed: Any, tmp_path: Path) -> None:
+    check_sweep("no_update", undisturbed, tmp_path, steps=range(5))
+
+
+def test_two_parts(undisturbed: Any, tmp_path: Path) -> None:
+    """A version for each part: two in a step."""
+    check_sweep("gan", undisturbed, tmp_path, steps=range(6))
+
+
+# ------------------------------------------------------------------ behind the gate
+
+
+def test_evaluation(undisturbed: Any, tmp_path: Path) -> None:
+    """The evaluation's collectives are the first ones behind the boundary it is due at."""
+    check_sweep("evaluation", undisturbed, tmp_path, steps=(0, 2, 4))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_tail_collective(rank: int, undisturbed: Any, tmp_path: Path) -> None:
+    """State exact; the value is dropped and named."""
+    expected = undisturbed("tail_collective", 2)
+    faults = ";".join(f"reset@{rank}:{step}:tail1" for step in range(4))
+    found = run("tail_collective", tmp_path / "swept", faults)
+    assert_identical(found, expected, may_miss=("mean",))
+    assert len(found.faults()) == 4
+    text = (found.directory / "run" / "console.jsonl").read_text()
+    assert "a collective after optimizer.step() was cut short" in text
+    assert "step_kinds.py:" in text
+
+
+# ------------------------------------------------------------------ a process that is lost
+
+
+@pytest.mark.parametrize(
+    "kind", ["ddp", "scaler_clip", "ema", "batch_norm", "gan", "log_mean", "evaluation"]
+)
+def test_lost_process(kind: str, undisturbed: Any, tmp_path: Path) -> None:
+    """Killed in a collective, in the gate and behind it; respawned in place."""
+    expected = undisturbed(kind, 2)
+    places = [(1, 0, "1"), (0, 1, "2"), (1, 2, "gate"), (0, 3, "tail"), (1, 4, "tail"), (0, 5, "1")]
+    faults = [f"kill@{rank}:{step}:{place}" for rank, step, place in places]
+    found = run(kind, tmp_path / "lost", ";".join(faults))
+    assert_identical(found, expected, may_miss=("state", "mean", "most"))
+    assert sorted(found.faults()) == sorted(faults)
+
+
+@pytest.mark.parametrize("kind", ["loops_until_agreed", "asserts_finite"])
+def test_what_cannot_run_out_is_replaced_in_place(
+    kind: str, undisturbed: Any, tmp_path: Path
+) -> None:
+    expected = undisturbed(kind, 2)
+    limit = ("--set", "worker.run_out_timeout_s=1")
+    faults = "reset@1:1:1;reset@0:3:1;reset@1:4:2"
+    found = run(kind, tmp_path / "run out", faults, *limit)
+    assert_identical(found, expected, may_miss=("state",))
+    assert any("respawn" in line for line in found.output.splitlines())
