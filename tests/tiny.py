@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from trainmover.drills.compare import compare
-from trainmover.drills.harness import JobRequest, JobResult
+from trainmover.drills.request import JobRequest, JobResult
 from trainmover.drills.runner import FINAL_ARGUMENTS, DrillJob
 from trainmover.drills.undisturbed import run_undisturbed
 

@@ -44,18 +44,17 @@ def reset_high_water() -> None:
 
 def counted_bytes() -> tuple[int, int]:
     """Bytes of distinct tensor storages, and of byte buffers of 64 KiB and more."""
-    storages: dict[int, int] = {}
+    tensors: list[torch.Tensor] = []
     buffers = 0
     for found in gc.get_objects():
         kind = type(found)
         if issubclass(kind, torch.Tensor):
-            for tensor in (found, found.grad if found.is_leaf else None):
-                if tensor is not None:
-                    storage = tensor.untyped_storage()
-                    storages[storage.data_ptr()] = storage.nbytes()
+            tensors.append(found)
         elif kind is bytearray and len(found) >= 65536:
             buffers += len(found)
-    return sum(storages.values()), buffers
+    tensors += [t.grad for t in tensors if t.is_leaf and t.grad is not None]
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    return sum({s.data_ptr(): s.nbytes() for s in storages}.values()), buffers
 
 
 class Log:
@@ -77,45 +76,55 @@ class Log:
             file.write(json.dumps(line | more) + "\n")
 
 
+class Watch:
+    """When to reset the mark and when to write it down."""
+
+    def __init__(self, job: trainmover.Job, args: argparse.Namespace) -> None:
+        self.job = job
+        self.log = Log(args.folder)
+        self.reset_at = args.reset_at
+        self.generation = 0
+        self.step = 0
+
+    def enter(self, step: int) -> None:
+        """In front of a step: nothing of this step counts yet."""
+        self.step = step
+        if self.job.is_shadow:
+            return
+        if self.generation not in (0, self.job.generation):
+            self.log.write("switched", dist.get_rank(), step)
+        elif self.generation == 0 and step > self.reset_at:
+            self.log.write("joined", dist.get_rank(), step)
+        self.generation = self.job.generation
+        if step in (self.reset_at, self.reset_at + WINDOW + 1):
+            reset_high_water()
+
+    def gradients_complete(self) -> None:
+        """In front of the update: all that training holds, activations apart."""
+        if not self.job.is_shadow and self.step == self.reset_at + WINDOW - 1:
+            self.log.write("trained", dist.get_rank(), self.step)
+
+
 def train(job: trainmover.Job, args: argparse.Namespace) -> None:
     model = train_gpt.build_model(args, job.device_type)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.rate)
     batches = job.batches(train_gpt.build_loader(args))
     job.seed(args.seed)
     job.track(model=model, optimizer=optimizer)
-    log = Log(args.folder)
-    generation = 0
-    is_peak_known = False
-    step_index = 0
+    watch = Watch(job, args)
     try:
         for step in job.steps(args.steps):
-            step_index = step.index
-            is_live = not job.is_shadow
-            if is_live and generation not in (0, job.generation):
-                log.write("switched", dist.get_rank(), step.index)
-                is_peak_known = True
-            elif is_live and generation == 0 and step.index > args.reset_at:
-                log.write("joined", dist.get_rank(), step.index)
-            if is_live:
-                generation = job.generation
-            if is_live and step.index == args.reset_at:
-                reset_high_water()
+            watch.enter(step.index)
             with step:
                 window = next(batches)
                 loss = model(window[:, :-1], window[:, 1:])
                 loss.backward()
                 step.log(loss=loss.detach())
-                if is_live and step.index == args.reset_at + WINDOW - 1:
-                    # Gradients are complete here: all that training holds, activations apart.
-                    log.write("trained", dist.get_rank(), step.index)
-                    is_peak_known = True
+                watch.gradients_complete()
                 optimizer.step()
                 optimizer.zero_grad()
-            if is_live and step.index == args.reset_at + WINDOW:
-                reset_high_water()
     except trainmover.Left:
-        if is_peak_known:
-            log.write("left", -1, step_index)
+        watch.log.write("left", -1, watch.step)
         raise
 
 

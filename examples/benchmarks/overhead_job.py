@@ -12,6 +12,7 @@ import argparse
 import gc
 import json
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -29,11 +30,12 @@ IO_THREAD = "trainmover-io"
 
 
 def io_thread_ns() -> int:
-    """CPU time of the communicator's thread so far; 0 where there is none."""
-    for task in Path("/proc/self/task").iterdir():
-        if (task / "comm").read_text().strip() == IO_THREAD:
-            return int((task / "schedstat").read_text().split()[0])
-    return 0
+    """CPU time of the communicator's thread so far. Raises RuntimeError where there is none."""
+    for thread in threading.enumerate():
+        if thread.name == IO_THREAD:
+            stat = Path(f"/proc/self/task/{thread.native_id}/schedstat")
+            return int(stat.read_text().split()[0])
+    raise RuntimeError(f"no thread {IO_THREAD}: this script runs under trainmover only")
 
 
 class Blocks:

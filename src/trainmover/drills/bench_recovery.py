@@ -24,9 +24,10 @@ from trainmover.drills.baseline import (
 )
 from trainmover.drills.bench_file import Samples, Summary
 from trainmover.drills.compare import compare
-from trainmover.drills.harness import FOLDER_WORD, JobRequest, RunningJob
+from trainmover.drills.harness import RunningJob
 from trainmover.drills.report import joiners
 from trainmover.drills.report import summarise as summarise_incident
+from trainmover.drills.request import FOLDER_WORD, JobRequest
 from trainmover.drills.runner import FINAL_ARGUMENTS
 from trainmover.drills.undisturbed import run_undisturbed
 from trainmover.errors import ConfigError, DrillFailed

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainmover.drills.harness import JobResult
+from trainmover.drills.request import JobResult
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

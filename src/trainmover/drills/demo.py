@@ -22,7 +22,8 @@ from rich.text import Text
 
 from trainmover.drills import report, timeline
 from trainmover.drills.compare import Comparison, compare, has_fallen
-from trainmover.drills.harness import JobRequest, JobResult, RunningJob
+from trainmover.drills.harness import RunningJob
+from trainmover.drills.request import JobRequest, JobResult
 from trainmover.drills.runner import FINAL_ARGUMENTS, example_job
 from trainmover.drills.undisturbed import undisturbed_request
 from trainmover.errors import DrillFailed

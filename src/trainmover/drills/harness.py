@@ -14,7 +14,6 @@ import sys
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -28,6 +27,7 @@ from trainmover.daemons.run_directory import (
     read_struct,
 )
 from trainmover.drills import victims
+from trainmover.drills.request import FOLDER_WORD, JobRequest, JobResult, MemberView
 from trainmover.edges import faults
 from trainmover.edges.operator_client import OperatorClient
 from trainmover.errors import DrillFailed, TransportError
@@ -37,58 +37,8 @@ from trainmover.protocol.messages import FromOperatorMessage, OperatorReply, Swi
 MARK: Final = "TRAINMOVER_DRILL_MARK"
 POLL_S: Final = 0.005
 LEFTOVER_GRACE_S: Final = 5.0
-FOLDER_WORD: Final = "{folder}"
-"""Stands for the run's own folder in a script's arguments."""
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class JobRequest:
-    """How a job is started."""
-
-    script: Path
-    arguments: tuple[str, ...] = ()
-    machines: int = 4
-    standbys: int = 1
-    workers_per_machine: int = 1
-    settings: tuple[tuple[str, str], ...] = ()
-    """As for ``--set``."""
-    environment: tuple[tuple[str, str], ...] = ()
-    disturbance: tuple[tuple[str, str], ...] = ()
-    """More environment, for scripts that can hurt themselves; the undisturbed run lacks it."""
-    flags: tuple[str, ...] = ()
-    """More flags of ``trainmover run``."""
-    faults: str = ""
-    """Rules of `trainmover.edges.faults`."""
-    limit_s: float = 300.0
-    """The whole run; then everything is killed and the drill has failed."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class JobResult:
-    """What is left of a job that has ended by itself."""
-
-    code: int
-    output: str
-    losses: dict[int, dict[str, str]]
-    """Step -> name -> hex float."""
-    repeated: tuple[int, ...]
-    """Steps that were recorded more than once under one lineage."""
-    final: dict[str, Any] | None
-    """What the script wrote to ``{folder}/final.json``."""
-    incidents: tuple[IncidentReport, ...]
-    outcome: OutcomeFile | None
-    seconds: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MemberView:
-    """Who plays one rank."""
-
-    rank: int
-    machine: str
-    incarnation: str
 
 
 class RunningJob:

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from trainmover.drills.compare import Comparison, compare
-from trainmover.drills.harness import FOLDER_WORD, JobRequest, JobResult, RunningJob
+from trainmover.drills.harness import RunningJob
+from trainmover.drills.request import FOLDER_WORD, JobRequest, JobResult
 from trainmover.drills.scenario import Scenario
 from trainmover.drills.undisturbed import run_undisturbed
 from trainmover.errors import ConfigError, DrillFailed

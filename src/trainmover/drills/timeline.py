@@ -85,6 +85,7 @@ def draw(
         ) from error
     matplotlib.use("Agg")
     from matplotlib import pyplot
+    from matplotlib.patches import Patch
 
     shown = [summary for summary in summaries if _has_times(summary)]
     found = reigns(losses, reports, len(machines))
@@ -100,7 +101,7 @@ def draw(
         _draw_lens(figure.add_subplot(grid[2, column]), summary)
     if shown:
         used = [phase for phase in PHASES if any(_has_phase(s, phase) for s in shown)]
-        handles = [pyplot.Rectangle((0, 0), 1, 1, color=PHASE_COLOURS[phase]) for phase in used]
+        handles = [Patch(color=PHASE_COLOURS[phase]) for phase in used]
         figure.legend(
             handles,
             [f"until {phase}" for phase in used],

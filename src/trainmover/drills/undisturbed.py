@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from trainmover.drills.harness import JobRequest, JobResult, RunningJob
+from trainmover.drills.harness import RunningJob
+from trainmover.drills.request import JobRequest, JobResult
 from trainmover.errors import DrillFailed
 
 _known: dict[JobRequest, JobResult] = {}

@@ -131,20 +131,23 @@ class Driver:
             raise ProcessEnds(halted.code) from None
         except SystemExit as error:
             if error.code not in (None, 0) or not job.was_finished:
-                return self.failed(error)
+                return self._raised(error, job)
             raise ProcessEnds(exits.COMPLETED) from None
         except (Exception, KeyboardInterrupt) as error:
-            return self.failed(error)
+            return self._raised(error, job)
         pending, runtime.host.pending_entry = runtime.host.pending_entry, None
         if pending is not None:
             return self._again(pending, job)
         return self._returned(job, result)
 
+    def _raised(self, error: BaseException, job: Job) -> orders.RunMain:
+        return self.failed(error, is_behind_undone_step=job.is_behind_undone_step)
+
     def _returned(self, job: Job, result: object) -> orders.RunMain:
         if not job.was_entered:
-            return self.failed(
-                ScriptError(mistakes.NO_LOOP)
-            )
+            return self.failed(ScriptError(mistakes.NO_LOOP))
+        if not job.was_finished:
+            return self.failed(ScriptError(mistakes.LOOP_LEFT_BY_EXCEPTION))
         if result is not None and job.is_primary:
             print(f"trainmover: main returned {result!r}; the value is not used")
         raise ProcessEnds(exits.COMPLETED)
@@ -158,7 +161,9 @@ class Driver:
         gc.collect()
         return order
 
-    def failed(self, error: BaseException) -> orders.RunMain:
+    def failed(
+        self, error: BaseException, *, is_behind_undone_step: bool = False
+    ) -> orders.RunMain:
         """`main` (or the script around it) raised: tell it, and do what is ordered then."""
         runtime = self._runtime
         stepper = runtime.stepper
@@ -172,7 +177,7 @@ class Driver:
                 step=stepper.step_index if stepper is not None else 0,
                 text=text,
                 error=f"{type(error).__name__}: {error}",
-                was_running_out=runtime.host.is_tainted,
+                was_running_out=runtime.host.is_tainted or is_behind_undone_step,
                 is_machine_caused=bool(machine_cause(error)),
             )
         )

@@ -88,6 +88,9 @@ class Host(Protocol):
     def note_rank_read(self) -> None:
         """The script reads the rank: remember where, while `main` builds."""
 
+    def end_now(self, code: int) -> None:
+        """End this process with `code`; does not return."""
+
     def enter_again(self, order: RunMain) -> None:
         """`main` can't be unwound from here: enter it again as soon as it returns."""
 

@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from trainmover.errors import ScriptError, TrackError
+from trainmover.protocol import exits
 from trainmover.worker import mistakes
 from trainmover.worker.batches import Batches
+from trainmover.worker.frames import is_leaving_by_break
 from trainmover.worker.hand_made import hand_made_state, load_hand_made
 from trainmover.worker.scan import find_untracked
 from trainmover.worker.shadow import Keeper
 from trainmover.worker.step import Step
-from trainmover.worker.unwinding import Reentered, StepUndone
+from trainmover.worker.unwinding import Halted, Left, Reentered, StepUndone
 
 if TYPE_CHECKING:
     from trainmover.worker.host import Host
@@ -255,20 +257,35 @@ class Job:
             stepper.logbook.finding("untracked", found.message)
 
     def _finish_early(self, step: Step, total: int) -> None:
-        """The script left the loop (`break`): all ranks must leave at the same step."""
+        """The script left the loop (`break`): all ranks must leave at the same step.
+
+        Runs while the generator is closed: what is raised here would be lost, so the process ends
+        from here where it has to, and code behind the loop does not run.
+        """
         stepper = self._stepper
-        if stepper.phase == "tail":
-            stepper.end_of_body(tuple(step.parts))
-        if stepper.is_shadow or sys.exc_info()[0] not in (None, GeneratorExit):
-            return
+        if stepper.is_shadow or not is_leaving_by_break(sys._getframe(2)):
+            return  # an exception is on its way through the loop: its handler decides
         self._is_loop_over = True
         try:
+            if step.was_undone:
+                stepper.give_up(f"step {step.index}: the script left the loop on invented values")
+            if stepper.phase == "tail":
+                stepper.end_of_body(tuple(step.parts))
             while True:
                 stepper.boundary()
                 if stepper.finish():
                     return
         except Reentered as again:
             self._host.enter_again(again.order)
+        except Left:
+            self._host.end_now(exits.COMPLETED)
+        except Halted as halted:
+            self._host.end_now(halted.code)
+
+    @property
+    def is_behind_undone_step(self) -> bool:
+        """Whether the code behind a step runs that was undone: its values were invented."""
+        return self._step is not None and self._step.was_undone
 
     @property
     def was_finished(self) -> bool:

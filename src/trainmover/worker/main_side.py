@@ -7,6 +7,7 @@ reads there are single values.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,9 @@ from trainmover.worker.personal import PERSONAL, Personal, encode
 
 if TYPE_CHECKING:
     from trainmover.worker.runtime import Runtime
+
+END_LIMIT_S = 5.0
+"""Longest wait for the I/O thread to end the process."""
 
 
 class MainSide:
@@ -141,6 +145,12 @@ class MainSide:
     def rank_readers(self) -> Sequence[str]:
         """Where the script has read the rank while building."""
         return self._runtime.reads.places
+
+    def end_now(self, code: int) -> None:
+        """Last messages out, then end, from wherever the main thread is."""
+        self._runtime.engine.submit(lambda: self._runtime.end_process(code))
+        time.sleep(END_LIMIT_S)
+        os._exit(code)
 
     def enter_again(self, order: orders.RunMain) -> None:
         """`main` is on its way out and can't be unwound: enter it again afterwards."""

@@ -40,6 +40,12 @@ NO_LOOP = (
 )
 
 
+LOOP_LEFT_BY_EXCEPTION = (
+    "main returned although an exception that it caught had ended its job.steps() loop; the other "
+    "ranks still wait. Let the exception pass, or leave the loop with `break` on all ranks"
+)
+
+
 def never_entered(index: int) -> ScriptError:
     """The loop body of a step had no `with step`."""
     return ScriptError(
@@ -164,5 +170,3 @@ def explained(error: BaseException) -> BaseException:
         told.__cause__ = error
         return told
     return error
-
-

@@ -129,6 +129,10 @@ class PlainHost:
         """Nobody is asked to play another rank."""
         return ()
 
+    def end_now(self, code: int) -> None:
+        """Nothing ends a plain process from outside."""
+        raise LocalProtocolError("no early end without an agent")
+
     def enter_again(self, order: orders.RunMain) -> None:
         """`main` is entered once."""
         raise LocalProtocolError("no second entry without an agent")

@@ -88,6 +88,7 @@ class Runtime:
         self._events: deque[Any] = deque()
         self._is_dispatching = False
         self._tick: Timer | None = None
+        self._tick_at = Instant(0)
         self._pid = os.getpid()
         self.step_faults = StepFaults(
             self._reset_one, lambda: self.host.is_running_out, request.spec.log_directory
@@ -192,13 +193,19 @@ class Runtime:
         )
 
     def _schedule(self) -> None:
+        """One timer, moved only when a deadline comes nearer; an early tick changes nothing."""
+        deadline = lifecycle.next_deadline(self.state)
+        if deadline is None or (self._tick is not None and self._tick_at <= deadline):
+            return
         if self._tick is not None:
             self._tick.cancel()
-            self._tick = None
-        deadline = lifecycle.next_deadline(self.state)
-        if deadline is not None:
-            delay_s = max(0.001, (deadline - time.monotonic_ns()) / 1e9)
-            self._tick = self.engine.call_later(delay_s, lambda: self.dispatch(events.Tick()))
+        self._tick_at = deadline
+        delay_s = max(0.001, (deadline - time.monotonic_ns()) / 1e9)
+        self._tick = self.engine.call_later(delay_s, self._ticked)
+
+    def _ticked(self) -> None:
+        self._tick = None
+        self.dispatch(events.Tick())
 
     def _io_failed(self, error: BaseException) -> None:
         traceback.print_exception(error)

@@ -52,9 +52,12 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 class Trainer:
     """A step that can be interrupted at its n-th collective."""
 
+    first = 0
+    """First step to interrupt."""
+
     def __init__(self, rank: Rank, kind: str) -> None:
         self.rank = rank
-        self.model = build(kind, rank.size)
+        self.model = self.build(kind)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
         self.calls = 0
         self.stop_at: int | None = None
@@ -62,13 +65,22 @@ class Trainer:
         self.generation = rank.communicator.generation
         rank.communicator.observer = self._entered
 
+    def build(self, kind: str) -> torch.nn.Module:
+        return build(kind, self.rank.size)
+
     def _entered(self, call: CollectiveCall) -> None:
         self.calls += 1
         if self.stop_at == self.calls:
             if self.is_after_entry:  # the work is outstanding when the break comes
-                self.rank.engine.call_later(0.003, self._break)
+                now = self.generation
+                self.rank.engine.call_later(0.003, lambda: self._break_if(now))
             else:
                 self._break()
+
+    def _break_if(self, generation: int) -> None:
+        """Late, but not so late that it hits the repeated step."""
+        if self.rank.communicator.generation == generation == self.generation:
+            self._break()
 
     def _break(self) -> None:
         self.rank.communicator.break_generation("test")

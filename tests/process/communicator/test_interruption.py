@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from . import interruption_cases as cases
+from . import parallel_cases
 from .fleet import run_ranks
 
 
@@ -27,3 +28,10 @@ def test_interruption_at_every_collective(kind: str, size: int, late: bool) -> N
     for rank in range(size):
         wrong = [p for p, d in zip(points, results[rank], strict=True) if d != reference[rank][0]]
         assert not wrong, f"rank {rank}: {len(wrong)} of {len(points)} differ, first {wrong[0]}"
+
+
+@pytest.mark.parametrize(("kind", "stride"), [("tensor", 1), ("pipeline", 3), ("compiled", 1)])
+def test_interruption_of_other_parallelism(kind: str, stride: int) -> None:
+    for calls, count, wrong in run_ranks(2, parallel_cases.every_point, kind, stride):
+        assert count >= 3, calls
+        assert not wrong, f"{len(wrong)} of {count} differ, first {wrong[0]}"

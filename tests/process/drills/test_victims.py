@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from tests import tiny
 
-from trainmover.drills.harness import JobResult, RunningJob
+from trainmover.drills.harness import RunningJob
+from trainmover.drills.request import JobResult
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 

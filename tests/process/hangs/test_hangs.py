@@ -15,7 +15,8 @@ import pytest
 
 from tests import tiny
 from tests.waiting import eventually
-from trainmover.drills.harness import JobRequest, RunningJob
+from trainmover.drills.harness import RunningJob
+from trainmover.drills.request import JobRequest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -19,7 +19,7 @@ import pytest
 from tests.waiting import eventually
 from trainmover.daemons.records import read_lines, read_losses
 from trainmover.daemons.run_directory import MachineFile, OutcomeFile, RunDirectory, read_struct
-from trainmover.drills.harness import FOLDER_WORD, JobRequest
+from trainmover.drills.request import FOLDER_WORD, JobRequest
 from trainmover.drills.runner import FINAL_ARGUMENTS
 from trainmover.drills.undisturbed import run_undisturbed
 from trainmover.edges.operator_client import OperatorClient
@@ -218,7 +218,7 @@ def test_c85_an_interface_that_does_not_reach_the_peer_is_named(tmp_path: Path) 
         for index in range(2):
             lan.isolate(index)
         controller = job.start_controller(machines=2, standbys=0)
-        agent = [job.start_agent(index) for index in range(2)][0]
+        agent, _ = (job.start_agent(index) for index in range(2))
         assert controller.wait(60) == exits.START_FAILED
         agent.wait(20)
         text = (tmp_path / "m0.txt").read_text()

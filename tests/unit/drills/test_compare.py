@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from trainmover.drills.compare import compare, has_fallen
-from trainmover.drills.harness import JobResult
+from trainmover.drills.request import JobResult
 
 LOSSES = {step: {"loss": (1.0 / (step + 1)).hex()} for step in range(20)}
 
