@@ -77,7 +77,8 @@ def sleeper(args: argparse.Namespace, job: trainmover.Job) -> tuple[Any, Any, Ca
 
     def forward() -> torch.Tensor:
         time.sleep(args.sleep)
-        return model(batch).sum()
+        loss: torch.Tensor = model(batch).sum()
+        return loss
 
     return model, optimizer, forward
 

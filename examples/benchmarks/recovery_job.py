@@ -50,7 +50,7 @@ def train(job: trainmover.Job, args: argparse.Namespace) -> None:
         if step.committed and not job.is_shadow:
             if journal is None:
                 journal = Journal(args.folder / "events", dist.get_rank())
-            journal.write("step", step=step.index, loss=mean.item().hex())
+            journal.write("step", step=step.index, loss=float(mean).hex())
     if args.final is not None:
         train_gpt.write_final(job, args, model, optimizer)
 

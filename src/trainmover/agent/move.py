@@ -11,6 +11,9 @@ from trainmover.agent.state import Command, Phase, State, ToController, Transiti
 from trainmover.protocol.messages import FromAgentMessage
 from trainmover.units import Duration, Instant, after, seconds
 
+RECENT_LIMIT = 64
+"""Messages said once that are said again to the next controller."""
+
 
 class Move:
     """Collects what one event changes and causes."""
@@ -52,6 +55,9 @@ class Move:
         """To the controller now or when it is back: nobody repeats this."""
         if self.state.is_welcomed:
             self.do(ToController(body=body))
+            # A controller may be killed between hearing this and writing it down.
+            recent = (*self.state.recent, body)[-RECENT_LIMIT:]
+            self.state = replace(self.state, recent=recent)
             return
         outbox = (*self.state.outbox, body)[-self.state.config.outbox_limit :]
         self.state = replace(self.state, outbox=outbox)

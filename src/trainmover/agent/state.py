@@ -247,6 +247,8 @@ class State:
     ended: tuple[WorkerExited | WorkerLaunchFailed, ...] = ()
     """Ends that were reported, newest last: a late launch order starts none of them again."""
     outbox: tuple[FromAgentMessage, ...] = ()
+    recent: tuple[FromAgentMessage, ...] = ()
+    """Said once, lately: repeated after each registration, known ones are dropped there."""
     """What must not get lost while the controller is away."""
     heartbeat_at: Instant
 

@@ -214,7 +214,7 @@ def _on_welcome(move: Move, welcome: Welcome) -> None:
     if isinstance(move.state.phase, Registering):
         move.enter(Serving(spec=welcome.spec))
     workers.introduce(move)
-    for message in outbox:
+    for message in (*move.state.recent, *outbox):
         move.tell(message)
     move.because(f"welcomed in term {welcome.term}")
 

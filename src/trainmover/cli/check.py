@@ -7,11 +7,13 @@ losses and the state of every step must be equal.
 
 from __future__ import annotations
 
+import re
 import shutil
 import tempfile
 import threading
 import time
 import uuid
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -20,7 +22,12 @@ import typer
 from trainmover.cli.run import report_end, resolve_settings
 from trainmover.daemons import settings as settings_of
 from trainmover.daemons.records import LossRecord, read_lines
-from trainmover.daemons.run_directory import ControllerFile, RunDirectory, read_struct
+from trainmover.daemons.run_directory import (
+    ControllerFile,
+    FailureFile,
+    RunDirectory,
+    read_struct,
+)
 from trainmover.daemons.supervisor import JobPlan, Supervisor
 from trainmover.edges.operator_client import OperatorClient
 from trainmover.errors import ConfigError, TrainMoverError
@@ -31,21 +38,64 @@ CONTEXT_SETTINGS = {"allow_interspersed_args": False, "ignore_unknown_options": 
 FOUND_SOMETHING: Final = 1
 MACHINE: Final = "m1"
 POLL_S: Final = 0.2
-NOTICES: Final = ("notice (", "transfer (", "stopped (")
+NOTICES: Final = ("notice", "transfer", "stopped", "torch")
+LINE: Final = re.compile(r"(?P<kind>[\w-]+) \(rank -?\d+\): (?P<text>.*)", re.DOTALL)
+PLACE: Final = re.compile(r"[\w.-]+\.py:\d+")
+FRAME: Final = re.compile(r'File "([^"]+)", line (\d+)')
+OURS: Final = ("/trainmover/", "/torch/", "runpy")
+
+
+@dataclass(frozen=True)
+class Found:
+    """One line of the result."""
+
+    kind: str
+    text: str
+    place: str = ""
+    """file:line; empty where it is not about one place."""
+    is_note: bool = False
+    """Worth knowing, but nothing that breaks exact recovery."""
+
+    def line(self, script: str) -> str:
+        """`train.py:41: [untracked] what was found, and the remedy`."""
+        label = "note: " if self.is_note else ""
+        return f"{self.place or script}: {label}[{self.kind}] {self.text}"
+
+
+def found_from(text: str) -> Found | None:
+    """A finding as the job tells it; None for a mere notice."""
+    match = LINE.fullmatch(text)
+    if match is None or match["kind"] in NOTICES:
+        return None
+    told = " ".join(match["text"].split())
+    place = PLACE.search(told)
+    where = place.group() if place is not None else ""
+    return Found(match["kind"], told.removeprefix(f"{where}: "), where)
+
+
+def place_of(traceback: str) -> str:
+    """file:line of the innermost frame of the script."""
+    frames = [
+        f"{Path(file).name}:{line}"
+        for file, line in FRAME.findall(traceback)
+        if not any(part in file for part in OURS) and not file.startswith("<")
+    ]
+    return frames[-1] if frames else ""
 
 
 class QuietScreen:
     """Keeps what the job says; shows where it is."""
 
     def __init__(self, what: str) -> None:
-        self.findings: list[str] = []
+        self.findings: list[Found] = []
         self._what = what
         self._shown = ""
 
     def line(self, kind: str, text: str) -> None:
         """A finding is kept; the rest of a short job is of no interest."""
-        if kind == "finding" and text not in self.findings and not text.startswith(NOTICES):
-            self.findings.append(text)
+        found = found_from(text) if kind == "finding" else None
+        if found is not None and found not in self.findings:
+            self.findings.append(found)
 
     def progress(self, status: dict[str, Any], last: dict[str, Any] | None) -> None:
         """One line per change of phase."""
@@ -113,18 +163,20 @@ def check(
     finally:
         if not keep:
             shutil.rmtree(base, ignore_errors=True)
-    for finding in findings:
-        typer.echo(f"found: {finding}")
+    for finding in sorted(findings, key=lambda found: found.is_note):
+        typer.echo(finding.line(script.name))
     seconds = time.monotonic() - started
-    if findings:
-        typer.echo(f"{len(findings)} findings in {seconds:.0f} s: {script} can't be relied on yet")
+    count = sum(not finding.is_note for finding in findings)
+    if count:
+        noun = "finding" if count == 1 else "findings"
+        typer.echo(f"{count} {noun} in {seconds:.0f} s: {script} can't be relied on yet")
         return FOUND_SOMETHING
     typer.echo(f"nothing found in {seconds:.0f} s: {script} can be interrupted at any step")
     return exits.COMPLETED
 
 
-def _check(script: Path, arguments: tuple[str, ...], base: Path) -> list[str]:
-    disturbed, mover = QuietScreen("with an undo and a switchover"), None
+def _check(script: Path, arguments: tuple[str, ...], base: Path) -> list[Found]:
+    disturbed = QuietScreen("with an undo and a switchover")
     directory = RunDirectory(base / "disturbed")
     mover = Mover(directory)
     mover.start()
@@ -132,30 +184,39 @@ def _check(script: Path, arguments: tuple[str, ...], base: Path) -> list[str]:
     mover.stop.set()
     mover.join(timeout=10.0)
     if code != exits.COMPLETED:
-        return [*disturbed.findings, f"the job ended with code {code} (see above)"]
+        return [*disturbed.findings, _ended(directory, code)]
     if mover.standby_note:
-        disturbed.findings.append(
-            f"rank (info): {mover.standby_note} reads the rank while main builds; another rank is "
-            "adopted by entering main again, which takes as long as building. job.seed() and "
-            "DistributedSampler are known and cost nothing"
-        )
-    if not steps:
-        return [*disturbed.findings, "no step.log() in the script: losses can't be compared"]
+        disturbed.findings.append(_rank_note(mover.standby_note))
+    if not any(set(values) - {"state"} for values in steps.values()):
+        text = "no step.log() in the script: losses can't be compared. step.log(loss=loss)"
+        return [*disturbed.findings, Found("log", text)]
     quiet = QuietScreen("undisturbed")
     settings = {"worker.max_steps": str(max(steps) + 1)}
     code, expected = _run(script, arguments, RunDirectory(base / "undisturbed"), quiet, settings)
     if code != exits.COMPLETED:
-        return [*disturbed.findings, f"the undisturbed job ended with code {code} (see above)"]
+        return [*disturbed.findings, _ended(RunDirectory(base / "undisturbed"), code)]
     findings = disturbed.findings + _differences(expected, steps)
     if not mover.reply:
-        findings.append("the standby was not ready before the script's last step; nothing moved")
-    return [finding for finding in findings if "(info)" not in finding] or _informed(findings)
+        text = "the standby was not ready before the last step; nothing moved. Give it more steps"
+        findings.append(Found("steps", text))
+    return findings
 
 
-def _informed(findings: list[str]) -> list[str]:
-    for finding in findings:
-        typer.echo(f"note: {finding}")
-    return []
+def _rank_note(place: str) -> Found:
+    where = place if PLACE.fullmatch(place) else ""
+    text = (
+        "the rank is read while main builds: another rank is adopted by entering main again, which "
+        "takes as long as building. job.seed() and DistributedSampler are known and cost nothing"
+    )
+    return Found("rank", text if where else f"{place}: {text}", where, is_note=True)
+
+
+def _ended(directory: RunDirectory, code: int) -> Found:
+    """The job did not get through: the script's own error is the finding."""
+    failure = read_struct(directory.path / "failure.json", FailureFile)
+    if code == exits.SCRIPT_FAILED and failure is not None:
+        return Found("script", " ".join(failure.error.split()), place_of(failure.text))
+    return Found("end", f"the job ended with code {code}: {exits.REASONS.get(code, '?')}")
 
 
 def _run(
@@ -181,13 +242,15 @@ def _run(
         screen,
     )
     code = supervisor.run()
-    if code != exits.COMPLETED:
+    if code not in (exits.COMPLETED, exits.SCRIPT_FAILED):
         report_end(supervisor, code, has_shown_logs=False)
     records = read_lines(directory.path / "losses.jsonl", LossRecord)
     return code, {record.step: record.values for record in records}
 
 
-def _differences(expected: dict[int, dict[str, str]], seen: dict[int, dict[str, str]]) -> list[str]:
+def _differences(
+    expected: dict[int, dict[str, str]], seen: dict[int, dict[str, str]]
+) -> list[Found]:
     found = []
     for step in sorted(expected):
         names = sorted(
@@ -196,7 +259,6 @@ def _differences(expected: dict[int, dict[str, str]], seen: dict[int, dict[str, 
             if expected[step].get(name) != seen.get(step, {}).get(name)
         )
         if names:
-            found.append(
-                f"numbers: step {step} differs from the undisturbed run in {', '.join(names)}"
-            )
-    return found[:3]
+            text = f"step {step} differs from the undisturbed run in {', '.join(names)}"
+            found.append(Found("numbers", text))
+    return found[:1]

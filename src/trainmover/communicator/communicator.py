@@ -72,6 +72,7 @@ class Communicator:
         self._loopback_rank = 0
         self._loopback_size = 1
         self._loopback_sequences: dict[int, int] = {}
+        self._is_held = False
         self._is_forked = False
         self._is_closed = False
         self._overdue = OverdueWatch(engine, self._outbox, events, self._succession, config)
@@ -186,9 +187,15 @@ class Communicator:
             self._succession.check_prepared()
         self._outbox.drain()
 
-    def cut_over(self, generation: int) -> None:
-        """Phase two: send in `generation` from now on, on the channels it inherits or opened."""
+    def cut_over(self, generation: int, *, is_held: bool = False) -> None:
+        """Phase two: send in `generation` from now on, on the channels it inherits or opened.
+
+        With `is_held` the training thread is somewhere else still: until `release` its collectives
+        are answered here, and count for nothing in the new generation.
+        """
         with self._engine.lock:
+            if is_held:
+                self._is_held = self.tainted = True
             entered = self._succession.cut_over(generation)
             if entered is not None:
                 for group in list(self.groups):
@@ -202,9 +209,18 @@ class Communicator:
             if old is not None:
                 self._retire(old)
             current = self._succession.current
-            if current is not None and not current.is_broken:
+            if current is not None and not current.is_broken and not self._is_held:
                 self.mode = Mode.LIVE
         self._outbox.drain()
+
+    def release(self) -> None:
+        """The training thread begins anew: its collectives belong to the current generation."""
+        with self._engine.lock:
+            current = self._succession.current
+            self._is_held = False
+            if current is not None and not current.is_broken:
+                self.mode = Mode.LIVE
+                self.tainted = False
 
     def abort(self, generation: int) -> None:
         """`generation` is not to be: the old one is current again, with all its frames."""
@@ -214,6 +230,7 @@ class Communicator:
             if dropped is not None:
                 self._retire(dropped)
             current = self._succession.current
+            self._is_held = self._is_held and not was_current
             if was_current and current is not None:
                 self.mode = Mode.RUN_OUT if current.is_broken else Mode.LIVE
                 for group in list(self.groups):
@@ -235,7 +252,7 @@ class Communicator:
         """
         with self._engine.lock:
             generation = self._require_current()
-            if not generation.is_broken:
+            if not generation.is_broken and not self._is_held:
                 frame = small_frame(generation.number, FrameType.PERS, payload, (kind, step))
                 generation.ports[to_rank].put(frame)
         self._outbox.drain()
@@ -275,7 +292,7 @@ class Communicator:
         with self._engine.lock:
             sequence = self._number(call)
             generation = self._succession.current
-            if self.mode is Mode.LIVE and generation is not None:
+            if self.mode is Mode.LIVE and generation is not None and not self._is_held:
                 tag = call.tag + 1 if call.is_point_to_point else 0
                 operation = Operation(call, generation, self._outbox, sequence, tag)
                 generation.enlist(operation)
@@ -303,7 +320,7 @@ class Communicator:
 
     def _number(self, call: Call) -> int:
         generation, group = self._succession.current, call.group
-        if generation is None:
+        if generation is None or self._is_held:
             number = self._loopback_sequences.get(group.id, 0)
             self._loopback_sequences[group.id] = number + 1
             return number
@@ -318,7 +335,8 @@ class Communicator:
     def sequence_of(self, group: GroupPlace) -> int:
         """Number the next collective of `group` will have."""
         generation = self._succession.current
-        numbers = self._loopback_sequences if generation is None else generation.sequences
+        is_apart = generation is None or self._is_held
+        numbers = self._loopback_sequences if is_apart else generation.sequences
         return numbers.get(group.id, 0)
 
     # -- streams -------------------------------------------------------------

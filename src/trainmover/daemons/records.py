@@ -110,6 +110,7 @@ class JobRecords:
         self.incidents = list(read_lines(directory / "incidents.jsonl", IncidentReport))
         """Finished reports, oldest first."""
         self.last: LossRecord | None = None
+        self._told: deque[tuple[int, int, tuple[tuple[str, str], ...]]] = deque(maxlen=KEPT_LINES)
         for line in read_lines(directory / "console.jsonl", ConsoleLine):
             self._console.append(line)
         for record in read_losses(self._losses_path).values():
@@ -117,16 +118,22 @@ class JobRecords:
 
     def add_step(self, logged: StepLogged) -> None:
         """Keep what a step logged; a repetition of the same message adds nothing."""
+        key = (logged.step, logged.lineage, logged.values)
+        if key in self._told:
+            return  # agents repeat what a killed controller may not have written
+        self._told.append(key)
         before = self.last
         values = dict(logged.values)
         if before is not None and (logged.step, logged.lineage) == (before.step, before.lineage):
             values = {**before.values, **values}
             if values == before.values:
                 return
-        self.last = LossRecord(
+        record = LossRecord(
             step=logged.step, lineage=logged.lineage, values=values, at_s=time.time()
         )
-        self._losses.append(self.last)
+        if before is None or (record.step, record.lineage) >= (before.step, before.lineage):
+            self.last = record
+        self._losses.append(record)
 
     def add_finding(self, finding: Finding) -> None:
         """Keep a finding; the same text of another rank is the same finding."""

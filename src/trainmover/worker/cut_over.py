@@ -44,7 +44,7 @@ class CutOverRun:
         self._is_swapping = False
         self._count: ChannelCount | None = None
         self._is_receiving = False
-        self._has_state = plan.is_fresh_start
+        self._has_state = False
         self._has_renewed = plan.is_fresh_start
         self._is_over = False
         self._how = ""
@@ -72,7 +72,7 @@ class CutOverRun:
         if plan.kind == "planned":
             self._runtime.reached("boundary_reached", plan.number)
         self._begin()
-        if not self._is_joiner and not plan.is_fresh_start:
+        if not self._is_joiner:
             self._runtime.orders.give(orders.Settle(plan))
         self._advance()
 
@@ -180,7 +180,8 @@ class CutOverRun:
             return
         if not self._is_swapping:
             self._is_swapping = True
-            self._runtime.communicator.cut_over(self.plan.number)
+            is_held = self.plan.is_fresh_start
+            self._runtime.communicator.cut_over(self.plan.number, is_held=is_held)
             return
         if self._count is None:
             return

@@ -169,9 +169,10 @@ class Driver:
         stepper = runtime.stepper
         if runtime.is_loader_worker():
             raise error
+        mistakes.add_hint(error)
         text = "".join(traceback.format_exception(error))
         print(text, flush=True)
-        runtime.post(
+        runtime.post_from_main(
             MainFailed(
                 rank=stepper.rank if stepper is not None else self.first.rank,
                 step=stepper.step_index if stepper is not None else 0,
@@ -190,6 +191,8 @@ class Driver:
                     raise ProcessEnds(order.code)
                 case orders.Leave() | orders.Finish():
                     raise ProcessEnds(exits.COMPLETED)
+                case orders.Settle():
+                    runtime.host.settled(order.plan)
                 case _:
                     # Orders for a main that is gone; the lifecycle has moved on.
                     continue

@@ -271,8 +271,12 @@ class Job:
                 stepper.give_up(f"step {step.index}: the script left the loop on invented values")
             if stepper.phase == "tail":
                 stepper.end_of_body(tuple(step.parts))
+            # In front of its `with step` the script stands at that step's boundary already.
+            is_granted = stepper.phase == "running" and not step.was_entered
             while True:
-                stepper.boundary()
+                if not is_granted:
+                    stepper.boundary()
+                is_granted = False
                 if stepper.finish():
                     return
         except Reentered as again:

@@ -41,7 +41,7 @@ class MainSide:
 
     def post(self, event: Local) -> None:
         """To the lifecycle, on the I/O thread."""
-        self._runtime.post(event)
+        self._runtime.post_from_main(event)
 
     @property
     def generation(self) -> int:

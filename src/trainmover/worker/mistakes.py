@@ -7,6 +7,7 @@ something is a mistake is decided where it is noticed.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 NO_GROUP = "Default process group has not been initialized"
 """What torch says to `get_rank()` and collectives without a group."""
+
+LOADER_ENDED = r"DataLoader worker \(pid.*\) exited unexpectedly"
 
 USED_BEFORE_RUN = (
     "torch.distributed was used before trainmover.run(main). Move the call into main(job): the "
@@ -161,6 +164,16 @@ def check_names(stepper: Stepper) -> None:
     dist.all_gather_object(gathered, names)
     if not stepper.host.is_tainted:
         raise TrackError(other_names(stepper.rank, names, gathered))
+
+
+def add_hint(error: BaseException) -> None:
+    """Say where a loader worker's own traceback is to be found; torch loses it."""
+    if isinstance(error, RuntimeError) and re.search(LOADER_ENDED, str(error)):
+        error.add_note(
+            "The loader worker's own traceback is in this rank's log, in front of this one. A "
+            "worker that is spawned imports the script again: trainmover.run(main) must stand "
+            'under `if __name__ == "__main__":`'
+        )
 
 
 def explained(error: BaseException) -> BaseException:

@@ -24,6 +24,8 @@ class RunMain:
     """Loop-back iterations before parking; -1: until the collective sequence has settled."""
     is_adoption: bool = False
     """Entered again because this standby was built as another rank."""
+    number: int = 0
+    """Of the order; what an older entry still says is void."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +103,17 @@ class OrderBox:
         self._is_alive = is_alive
 
     def give(self, order: Order) -> None:
-        """From the I/O thread; never blocks."""
+        """From the I/O thread; never blocks. Entering `main` anew voids what was ordered before."""
+        if isinstance(order, RunMain):
+            self._void()
         self._queue.put(order)
+
+    def _void(self) -> None:
+        try:
+            while True:
+                self._queue.get_nowait()
+        except queue.Empty:
+            return
 
     def take(self) -> Order:
         """Wait for the next order.

@@ -9,7 +9,7 @@ import sys
 import torch
 
 from trainmover.communicator.group import Group, init_process_group, register_backend
-from trainmover.errors import IncompatibleMachine, ScriptError
+from trainmover.errors import IncompatibleMachine, LocalProtocolError, ScriptError
 from trainmover.protocol import exits
 from trainmover.protocol.nursery import ForkRequest
 from trainmover.worker import orders
@@ -57,10 +57,15 @@ def run_worker(request: ForkRequest) -> int:
 def _play(request: ForkRequest, runtime: Runtime, driver: Driver) -> int:
     order = runtime.orders.take()
     while not isinstance(order, orders.RunMain):
-        if isinstance(order, orders.Halt):
-            return order.code
-        if isinstance(order, orders.Leave | orders.Finish):
-            return exits.COMPLETED
+        match order:
+            case orders.Halt():
+                return order.code
+            case orders.Leave() | orders.Finish():
+                return exits.COMPLETED
+            case orders.Settle():
+                runtime.host.settled(order.plan)
+            case _:
+                raise LocalProtocolError(f"{type(order).__name__} before main was entered")
         order = runtime.orders.take()
     driver.first = order
     runtime.show_rank(order)

@@ -32,6 +32,10 @@ class Roles:
     def settle(self, plan: Plan) -> bool:
         """Stayer or leaver at the target. True: run one more attempt out first (Plan.attempts)."""
         stepper = self._stepper
+        if plan.is_fresh_start:
+            # Only now may channels go live: a `main` that still builds would use them half-way.
+            stepper.host.settled(plan)
+            return False
         if (
             stepper.attempts < plan.attempts
             and not stepper.watch.is_settled
@@ -79,6 +83,7 @@ class Roles:
                     is_loopback=True,
                     attempts=plan.attempts if is_too_warm else -1,
                     is_adoption=True,
+                    number=stepper.entry.number,
                 )
             )
         how = "as_built" if rank == stepper.entry.rank else "in_place"

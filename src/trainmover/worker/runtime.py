@@ -90,6 +90,8 @@ class Runtime:
         self._tick: Timer | None = None
         self._tick_at = Instant(0)
         self._pid = os.getpid()
+        self._ordered = 0
+        self._entered = 0
         self.step_faults = StepFaults(
             self._reset_one, lambda: self.host.is_running_out, request.spec.log_directory
         )
@@ -123,11 +125,14 @@ class Runtime:
         self.watch.forget()
         self.show_rank(order)
         self.reads.begin()
-        if order.is_loopback:
+        if order.is_adoption:
             self.communicator.start_loopback(order.rank, order.world_size)
+        elif order.number == self._ordered and not order.is_loopback:
+            self.communicator.release()
 
     def show_rank(self, order: orders.RunMain) -> None:
-        """What torchrun would have put into the environment."""
+        """What torchrun would have put into the environment; from here on `order` is obeyed."""
+        self._entered = order.number
         os.environ["RANK"] = str(order.rank)
         os.environ["WORLD_SIZE"] = str(order.world_size)
 
@@ -156,6 +161,16 @@ class Runtime:
         self.engine.submit(self.link.connect)
 
     # ------------------------------------------------------------------ events in
+
+    def post_from_main(self, event: Any) -> None:
+        """From the main thread; void if `main` was ordered to be entered anew meanwhile."""
+        number = self._entered
+
+        def dispatch() -> None:
+            if number == self._ordered:
+                self.dispatch(event)
+
+        self.engine.submit(dispatch)
 
     def post(self, event: Any) -> None:
         """From any thread."""
@@ -264,6 +279,7 @@ class Runtime:
                 self._stop(command)
 
     def _enter_main(self, command: events.EnterMain) -> None:
+        self._ordered += 1
         if command.is_loopback:
             self.communicator.start_loopback(command.rank, command.world_size)
         self.orders.give(
@@ -272,6 +288,7 @@ class Runtime:
                 world_size=command.world_size,
                 is_loopback=command.is_loopback,
                 attempts=command.attempts,
+                number=self._ordered,
             )
         )
 
@@ -328,9 +345,10 @@ class Runtime:
         self.mark("committed")
         if run.is_member:
             self.communicator.commit(command.number)
-            # The main thread stands at a boundary: what was invented before is undone or dropped.
-            # A break from now on taints anew.
-            self.communicator.clear_taint()
+            if not run.plan.is_fresh_start:
+                # The main thread stands at a boundary: what was invented before is undone or
+                # dropped. A break from now on taints anew.
+                self.communicator.clear_taint()
             self.membership = run.plan.membership
             self.store.drop_above(command.target_step)
             rank = run.rank

@@ -17,6 +17,7 @@ import torch
 import xxhash
 
 from trainmover.state.rng import capture_rng, differing_generators
+from trainmover.worker import carried
 from trainmover.worker.sequence import script_place
 
 if TYPE_CHECKING:
@@ -47,11 +48,18 @@ class SelfCheck:
         self._first: Trace | None = None
         self._is_compared = False
         self._switched_at: int | None = None
+        self._variables: list[carried.Variables] = []
+        self._batch_ids: frozenset[int] = frozenset()
 
     @property
     def is_rehearsing(self) -> bool:
         """Between the fault-free undo and the repeated attempt."""
         return self._first is not None and not self._is_compared
+
+    def begin_attempt(self) -> None:
+        """The step begins: remember what the script's variables hold, twice."""
+        if self._stepper.version.step == UNDONE_VERSION and not self._is_compared:
+            self._variables.append(carried.variables())
 
     def at_gate(self) -> bool:
         """Called with complete gradients. True: undo this attempt although nothing has failed."""
@@ -61,6 +69,7 @@ class SelfCheck:
         trace = self._trace()
         if self._first is None:
             self._first = trace
+            self._batch_ids = carried.tensor_ids(self._batches_of_attempt())
             return True
         self._is_compared = True
         self._compare(self._first, trace)
@@ -77,10 +86,11 @@ class SelfCheck:
                 for name, parameter in stepper.inventory.parameters()
                 if parameter.grad is not None
             },
-            batches=tuple(
-                _digest(batch) for batches in stepper.batches for batch in batches.of_attempt()
-            ),
+            batches=tuple(_digest(batch) for batch in self._batches_of_attempt()),
         )
+
+    def _batches_of_attempt(self) -> list[Any]:
+        return [batch for batches in self._stepper.batches for batch in batches.of_attempt()]
 
     def _compare(self, first: Trace, second: Trace) -> None:
         names = differing_generators(first.rng, second.rng)
@@ -90,11 +100,7 @@ class SelfCheck:
                 f"step 2 undone and repeated: random generators differ: {', '.join(names)}",
             )
         if first.batches != second.batches:
-            self._finding(
-                "repeat",
-                "step 2 undone and repeated: a batch was changed in place or not handed out again; "
-                "use job.batches(..., copy=True) or do not change batches in place",
-            )
+            self._finding("repeat", "step 2 undone and repeated: it got other batches")
         if first.sequence != second.sequence:
             self._finding(
                 "repeat",
@@ -108,12 +114,27 @@ class SelfCheck:
             name for name, digest in first.gradients.items() if digest != second.gradients.get(name)
         )
         if logged or changed:
-            what = ", ".join([f"step.log({name})" for name in logged] or changed[:3])
+            self._tell_numbers(", ".join([f"step.log({name})" for name in logged] or changed[:3]))
+
+    def _tell_numbers(self, what: str) -> None:
+        seen = f"step 2 undone and repeated: {what} differs though tracked state is equal"
+        found = carried.suspects(*self._variables[:2], self._batch_ids)
+        for suspect in found:
+            remedy = (
+                "take every batch inside its step (job.batches(fn, prefetch=1) reads ahead)"
+                if suspect.is_batch
+                else "job.track() it, for a number as trainmover.Value(...), or use step.index"
+            )
+            self._finding(
+                "carried",
+                f"{suspect.place}: {suspect.name!r} carries {suspect.kind} from one step to the "
+                f"next; {seen}. Remedy: {remedy}",
+            )
+        if not found:
             self._finding(
                 "repeat",
-                f"step 2 undone and repeated: {what} differs though tracked state is equal. Either "
-                "a batch is carried over from one step to the next (take it inside the step) or a "
-                "value the loss depends on is not tracked (a counter, a list, an EMA)",
+                f"{seen}. Either a batch is carried over from one step to the next (take it inside "
+                "the step) or a value the loss depends on is not tracked (a counter, a list)",
             )
 
     def total(self, asked: int, generation: int, index: int) -> int:
@@ -151,6 +172,9 @@ def _feed(hasher: Any, value: Any) -> None:
         hasher.update(repr(value).encode())
 
 
+SKIPPED = ("/trainmover/", "/torch/", os.path.dirname(os.__file__) + "/")
+"""Callers that are not the script: it is told where it asked for the write."""
+
 WRITING_EVENTS = ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "shutil.rmtree", "os.truncate")
 
 
@@ -176,7 +200,7 @@ class WriteWatch:
             return
         if os.getpid() != self._pid or not self._is_shadow():
             return
-        place = script_place()
+        place = script_place(SKIPPED)
         if place == "unknown place" or place in self._seen:
             return
         self._seen.add(place)

@@ -154,6 +154,8 @@ class Stepper:
     def _begin_attempt(self) -> None:
         self.attempts += 1
         self.phase = "running"
+        if self.check is not None:
+            self.check.begin_attempt()
         self.broken_state = ""
         self.logbook.begin()
         self.tail.digest = None
@@ -260,6 +262,8 @@ class Stepper:
                     return flags.GateResult(vector=order.vector)
                 case orders.Undo():
                     raise StepUndone
+                case orders.Settle() if order.plan.is_fresh_start:
+                    self.host.settled(order.plan)
                 case _:
                     self._unwind(order)
 
@@ -305,6 +309,8 @@ class Stepper:
             order = self.host.orders.take()
             if isinstance(order, orders.Halt):
                 raise Halted(order.code, order.reason)
+            if isinstance(order, orders.Settle) and order.plan.is_fresh_start:
+                self.host.settled(order.plan)
 
     def restart_attempt(self) -> None:
         """Callable form: undo also goes to here, behind what the loop body did before."""

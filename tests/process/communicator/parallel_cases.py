@@ -57,6 +57,7 @@ class Piped(Trainer):
 
     def build(self, kind: str) -> torch.nn.Module:
         index, size = self.rank.index, self.rank.size
+        torch.manual_seed(index)
         wide = torch.empty(8 // self.MICROBATCHES, 48, requires_grad=True)
         stage_model = torch.nn.Sequential(torch.nn.Linear(48, 48), torch.nn.Tanh())
         stage = PipelineStage(

@@ -19,6 +19,7 @@ import trainmover
 
 FOREVER_S = 600.0
 SAVE_S = float(os.environ.get("SAVE_S", "0"))
+PAUSE_S = float(os.environ.get("PAUSE_S", "0"))
 
 
 class Hanging(tiny.Deaths):
@@ -41,7 +42,7 @@ class Hanging(tiny.Deaths):
         if how == "saves" and window == "between" and self.is_first(how):
             time.sleep(SAVE_S)
         if how == "pauses" and window == "backward" and self.is_first(how):
-            time.sleep(SAVE_S)
+            time.sleep(PAUSE_S)
 
     def is_first(self, how: str) -> bool:
         try:

@@ -163,7 +163,7 @@ def lose(job: LanJob, rank: int, *, is_stopped: bool) -> None:
 
 
 def test_a_cut_cable_costs_a_standby_and_no_number(tmp_path: Path) -> None:
-    arguments = ("--steps", "900", "--sleep", "0", *FINAL_ARGUMENTS)
+    arguments = ("--steps", "400", "--sleep", "0", *FINAL_ARGUMENTS)
     wanted = JobRequest(script=SCRIPT, arguments=arguments, machines=2, limit_s=120.0)
     undisturbed = run_undisturbed(wanted, tmp_path / "undisturbed")
     folder = tmp_path / "lan"

@@ -15,7 +15,7 @@ import tiny
 import trainmover
 
 FOLDER = os.environ.get("WATCHED_FOLDER", "")
-PACE_S = 0.05
+PACE_S = 0.1
 
 
 class Watched(tiny.Deaths):

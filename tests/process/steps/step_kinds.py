@@ -51,8 +51,8 @@ class Bench:
         self.nets.append(made)
         return made
 
-    def ddp(self, net: nn.Module) -> nn.Module:
-        return DistributedDataParallel(net, bucket_cap_mb=0.001)
+    def ddp(self, net: nn.Module, bucket_cap_mb: float | None = 0.001) -> nn.Module:
+        return DistributedDataParallel(net, bucket_cap_mb=bucket_cap_mb)
 
     def sharded(self, net: nn.Sequential, dimensions: int = 1) -> nn.Module:
         size = self.job.world_size
@@ -78,7 +78,7 @@ class Bench:
         return made
 
     def note(self, value: torch.Tensor | float) -> None:
-        self.history.value = [*self.history.value, float(value).hex()]
+        self.history.value = [*self.history.value, float(torch.as_tensor(value).detach()).hex()]
 
     def track(self, **objects: object) -> None:
         self.job.track(history=self.history, **objects)
@@ -144,7 +144,7 @@ def hsdp(bench: Bench) -> None:
 
 
 def ddp_compiled(bench: Bench) -> None:
-    train(bench, torch.compile(bench.ddp(bench.net()), backend="eager"))
+    train(bench, torch.compile(bench.ddp(bench.net(), None), backend="eager"))
 
 
 def fsdp2_compiled(bench: Bench) -> None:

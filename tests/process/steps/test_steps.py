@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -24,8 +26,9 @@ from trainmover.worker.drill_hooks import VARIABLE
 
 SCRIPT = Path(__file__).with_name("step_kinds.py")
 STEPS = 8
-LIMIT_S = 100.0
+LIMIT_S = 80.0
 MOST_CALLS = 24
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 FAULT = re.compile(r"^step fault: (\w+@\d+:\d+:\w+)$", re.MULTILINE)
 
 
@@ -82,7 +85,10 @@ def run(kind: str, directory: Path, faults: str = "", *extra: str, machines: int
     try:
         output, _ = process.communicate(timeout=LIMIT_S)
     except subprocess.TimeoutExpired:
-        process.terminate()
+        # Third interrupt: the job kills what it has started.
+        for _ in range(3):
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.5)
         output, _ = process.communicate(timeout=20)
         pytest.fail(f"{kind} with {faults} did not end\n{output}\n{_last_moves(directory)}")
     assert process.returncode == 0, f"{output}\n{_last_moves(directory)}"

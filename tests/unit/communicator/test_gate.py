@@ -57,3 +57,17 @@ def test_another_kind_is_named() -> None:
     gates.contribute(1, 1, (0,))
     (outcome,) = gates.arrive(1, 2, 0, (5,))
     assert isinstance(outcome, GateMismatch) and "rank 1" in outcome.detail
+
+
+def test_an_entered_gate_says_whose_frame_is_missing() -> None:
+    gates = Gates(0, 3)
+    assert gates.awaited() is None
+    gates.contribute(4, 0, (1,))
+    assert gates.awaited() == (4, 2)
+    gates.arrive(4, 0, 0, (1,))
+    assert gates.awaited() == (4, 1)
+    gates.arrive(4, 0, 1, (1,))
+    assert gates.awaited() is None
+    gates.contribute(5, 0, (1,))
+    gates.close()
+    assert gates.awaited() is None
