@@ -10,11 +10,12 @@ FIRST ?= 0
 TESTS ?= tests
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help venv demo test check sim docs clean
+.PHONY: help venv demo test test-all check sim docs clean
 
 help:
 	@echo "make demo    train a small GPT, switch one machine over, kill another, compare every number"
 	@echo "make test    every test, a few minutes per tier (TESTS=tests/unit for a part)"
+	@echo "make test-all  also those marked long: death at every phase, baselines"
 	@echo "make check   ruff, mypy, import contracts, house lints, unit and policy tests"
 	@echo "make sim     simulate the deciders (SEEDS=1000 FIRST=0)"
 	@echo "make docs    render the pages that are generated from code"
@@ -31,6 +32,9 @@ demo: $(STAMP)
 	@$(BIN)/trainmover demo
 
 test: $(STAMP)
+	@$(BIN)/python -m pytest -m "not long" $(TESTS)
+
+test-all: $(STAMP)
 	@$(BIN)/python -m pytest $(TESTS)
 
 check: $(STAMP)

@@ -141,7 +141,9 @@ class JobRecords:
         if key in self._findings:
             return
         self._findings[key] = finding
-        self.say("finding", f"{finding.kind} (rank {finding.rank}): {finding.text}")
+        text = f"{finding.kind} (rank {finding.rank}): {finding.text}"
+        if not self.has_said(text):
+            self.say("finding", text)
 
     def add_incident(self, report: IncidentReport) -> None:
         """Keep a finished report."""

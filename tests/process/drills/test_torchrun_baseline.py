@@ -16,6 +16,7 @@ SCRIPT = Path(__file__).parents[3] / "examples" / "baselines" / "torchrun_dcp.py
 SMALL = ("--layers", "1", "--width", "32", "--batch", "2", "--sequence", "32", "--workers", "1")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("kind", ["unplanned", "planned"])
