@@ -335,9 +335,9 @@ class Communicator:
     def sequence_of(self, group: GroupPlace) -> int:
         """Number the next collective of `group` will have."""
         generation = self._succession.current
-        is_apart = generation is None or self._is_held
-        numbers = self._loopback_sequences if is_apart else generation.sequences
-        return numbers.get(group.id, 0)
+        if generation is None or self._is_held:
+            return self._loopback_sequences.get(group.id, 0)
+        return generation.sequences.get(group.id, 0)
 
     # -- streams -------------------------------------------------------------
 

@@ -26,6 +26,7 @@ from trainmover.communicator.group_identity import (
     work_of,
 )
 from trainmover.communicator.memory import write_back
+from trainmover.communicator.untraced import keep_untraced
 from trainmover.errors import ScriptError
 
 _c10d: Any = _distributed_c10d
@@ -326,6 +327,7 @@ def register_backend(communicator: Communicator) -> None:
     is_first = not _registered
     _registered[:] = [communicator]
     if is_first:
+        keep_untraced(Group, GroupIdentity)
         dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu"])
 
 

@@ -110,30 +110,38 @@ class JobRecords:
         self.incidents = list(read_lines(directory / "incidents.jsonl", IncidentReport))
         """Finished reports, oldest first."""
         self.last: LossRecord | None = None
-        self._told: deque[tuple[int, int, tuple[tuple[str, str], ...]]] = deque(maxlen=KEPT_LINES)
+        self._known: dict[int, LossRecord] = {}
         for line in read_lines(directory / "console.jsonl", ConsoleLine):
             self._console.append(line)
         for record in read_losses(self._losses_path).values():
-            self.last = record
+            self._remember(record)
 
     def add_step(self, logged: StepLogged) -> None:
-        """Keep what a step logged; a repetition of the same message adds nothing."""
-        key = (logged.step, logged.lineage, logged.values)
-        if key in self._told:
-            return  # agents repeat what a killed controller may not have written
-        self._told.append(key)
-        before = self.last
+        """Keep what a step logged; what is known already adds nothing.
+
+        Agents repeat their last messages to a new controller: the old one may have been killed
+        between hearing them and writing them down.
+        """
+        before = self._known.get(logged.step)
         values = dict(logged.values)
-        if before is not None and (logged.step, logged.lineage) == (before.step, before.lineage):
+        if before is not None and logged.lineage < before.lineage:
+            return
+        if before is not None and logged.lineage == before.lineage:
             values = {**before.values, **values}
             if values == before.values:
                 return
         record = LossRecord(
             step=logged.step, lineage=logged.lineage, values=values, at_s=time.time()
         )
-        if before is None or (record.step, record.lineage) >= (before.step, before.lineage):
-            self.last = record
+        self._remember(record)
         self._losses.append(record)
+
+    def _remember(self, record: LossRecord) -> None:
+        self._known[record.step] = record
+        if self.last is None or record.step >= self.last.step:
+            self.last = record
+        while len(self._known) > KEPT_LINES:
+            del self._known[min(self._known)]
 
     def add_finding(self, finding: Finding) -> None:
         """Keep a finding; the same text of another rank is the same finding."""

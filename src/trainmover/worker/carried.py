@@ -60,11 +60,7 @@ def variables() -> Variables:
     while frame is not None:
         file = frame.f_code.co_filename
         if not any(part in file for part in FOREIGN):
-            for name, value in list(frame.f_locals.items()):
-                _add(found, name, value, file)
-            for name, value in list(frame.f_globals.items()):
-                if not name.startswith("__"):
-                    _add(found, name, value, file)
+            _add_all(found, {**frame.f_globals, **frame.f_locals}, file)
         frame = frame.f_back
     return found
 
@@ -88,6 +84,12 @@ def tensor_ids(value: Any) -> frozenset[int]:
     return frozenset(id(item) for item in _leaves(value, DEPTH) if isinstance(item, torch.Tensor))
 
 
+def _add_all(found: Variables, names: dict[str, Any], file: str) -> None:
+    for name, value in names.items():
+        if not name.startswith("__"):
+            _add(found, name, value, file)
+
+
 def _add(found: Variables, name: str, value: Any, file: str) -> None:
     if name in found:
         return
@@ -96,7 +98,7 @@ def _add(found: Variables, name: str, value: Any, file: str) -> None:
         found[name] = Variable(file, digest, tensor_ids(value))
     elif str(type(value).__module__) == "__main__":
         for attribute, held in list(getattr(value, "__dict__", {}).items()):
-            if isinstance(held, PLAIN) or isinstance(held, (list, tuple)):
+            if isinstance(held, (*PLAIN, list, tuple)):
                 _add(found, f"{name}.{attribute}", held, file)
 
 
@@ -144,10 +146,9 @@ def line_of_carried(file: str, name: str) -> int:
 
 def _uses(node: ast.AST, name: str) -> Iterator[tuple[bool, int]]:
     """Reads and writes of `name` in the order of execution: (is read, line)."""
-    if isinstance(node, ast.Name | ast.Attribute):
-        if ast.unparse(node) == name:
-            yield isinstance(node.ctx, ast.Load), node.lineno
-            return
+    if isinstance(node, ast.Name | ast.Attribute) and ast.unparse(node) == name:
+        yield isinstance(node.ctx, ast.Load), node.lineno
+        return
     if isinstance(node, ast.AugAssign):
         if ast.unparse(node.target) == name:
             yield True, node.lineno
@@ -161,8 +162,7 @@ def _uses(node: ast.AST, name: str) -> Iterator[tuple[bool, int]]:
         return
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         # A method may write its object: `losses.append(x)` reads and writes `losses`.
-        if ast.unparse(node.func.value) == name:
-            yield True, node.lineno
-            yield False, node.lineno
+        is_own_method = ast.unparse(node.func.value) == name
+        yield from [(True, node.lineno), (False, node.lineno)] if is_own_method else []
     for child in ast.iter_child_nodes(node):
         yield from _uses(child, name)

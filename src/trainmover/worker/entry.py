@@ -170,6 +170,8 @@ class Driver:
         if runtime.is_loader_worker():
             raise error
         mistakes.add_hint(error)
+        # In front of main nothing has met a collective, whatever the channels are up to.
+        is_running_out = runtime.host.is_tainted and stepper is not None
         text = "".join(traceback.format_exception(error))
         print(text, flush=True)
         runtime.post_from_main(
@@ -178,7 +180,7 @@ class Driver:
                 step=stepper.step_index if stepper is not None else 0,
                 text=text,
                 error=f"{type(error).__name__}: {error}",
-                was_running_out=runtime.host.is_tainted or is_behind_undone_step,
+                was_running_out=is_running_out or is_behind_undone_step,
                 is_machine_caused=bool(machine_cause(error)),
             )
         )

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import torch
 
 from trainmover.errors import StateMismatch
+from trainmover.state.manifest import StateManifest
 from trainmover.state.rng import capture_rng, restore_rng
 
 if TYPE_CHECKING:
@@ -18,6 +20,7 @@ def hand_made_state(stepper: Stepper) -> dict[str, Any]:
     """Everything `_capture_personal` and the inventory hold, as plain dict of tensors."""
     return {
         "step": stepper.step_index,
+        "manifest": msgspec.msgpack.encode(stepper.inventory.manifest()),
         "bulk": {name: tensor.detach().clone() for name, tensor in stepper.inventory.bulk()},
         "small": {
             name: stepper.inventory.small_bytes(name) for name in stepper.inventory.small_names
@@ -29,6 +32,9 @@ def hand_made_state(stepper: Stepper) -> dict[str, Any]:
 
 def load_hand_made(stepper: Stepper, state: Mapping[str, Any]) -> None:
     """Inverse of `hand_made_state`, on a rank that has just built its objects."""
+    manifest = msgspec.msgpack.decode(state["manifest"], type=StateManifest)
+    # A fresh optimizer has no state to load into before its first step.
+    stepper.inventory.conform(manifest)
     _load_bulk(stepper, state["bulk"])
     for name, data in state["small"].items():
         stepper.inventory.load_small(name, data)

@@ -41,7 +41,7 @@ from trainmover.worker.personal import BackupStore
 from trainmover.worker.rank_reads import RankReads, watch_environment
 from trainmover.worker.sequence import SequenceWatch
 from trainmover.worker.stepper import Stepper
-from trainmover.worker.whereabouts import awaited_wards, place_of
+from trainmover.worker.whereabouts import show_whereabouts
 
 FLUSH_S = 0.05
 """Time for what was told last to leave."""
@@ -149,15 +149,12 @@ class Runtime:
         watch_environment(self.reads)
         self.communicator.observer = self.watch.observe
         self.communicator.on_rank_read = self.reads.note
-        self.communicator.show_place(
-            lambda: place_of(self.state), lambda: awaited_wards(self.state)
-        )
+        show_whereabouts(self)
         self.watch.is_running_out = lambda: self.host.is_running_out
         self.watch.on_call = self._collective_entered
         self.engine.start()
         host, port = self.communicator.address
-        started = events.Started(host=host, port=port, pid=os.getpid())
-        self.engine.submit(lambda: self.dispatch(started))
+        self.post(events.Started(host=host, port=port, pid=os.getpid()))
         self.engine.submit(self.link.connect)
 
     # ------------------------------------------------------------------ events in

@@ -118,7 +118,8 @@ class SelfCheck:
 
     def _tell_numbers(self, what: str) -> None:
         seen = f"step 2 undone and repeated: {what} differs though tracked state is equal"
-        found = carried.suspects(*self._variables[:2], self._batch_ids)
+        before, after = self._variables[0], self._variables[1]
+        found = carried.suspects(before, after, self._batch_ids)
         for suspect in found:
             remedy = (
                 "take every batch inside its step (job.batches(fn, prefetch=1) reads ahead)"

@@ -10,7 +10,14 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import xxhash
+
+from trainmover.worker.unwinding import StepUndone
+
+LOOP_CALLS = 2_000
+"""Invented values of one attempt after which the script is taken to wait for a true one."""
+NO_GRAPH_TASK = -1
 
 
 class SequenceWatch:
@@ -23,6 +30,8 @@ class SequenceWatch:
         self.calls = 0
         """Collectives of the current attempt so far."""
         self.calls_at_gate = 0
+        self._invented = 0
+        self.is_undoable: Callable[[], bool] = bool
         self.last_call = ""
         self.last_invented = ""
         self.on_invented: Callable[[], None] | None = None
@@ -46,6 +55,14 @@ class SequenceWatch:
             self.last_invented = f"{call.kind} called at {script_place()}"
             if self.on_invented is not None:
                 self.on_invented()
+            self._leave_loop()
+
+    def _leave_loop(self) -> None:
+        """A loop that ends when all ranks say so never ends on invented values: undo from here."""
+        self._invented += 1
+        is_in_backward = torch._C._current_graph_task_id() != NO_GRAPH_TASK
+        if self._invented > LOOP_CALLS and not is_in_backward and self.is_undoable():
+            raise StepUndone
 
     def forget(self) -> None:
         """`main` is entered again: nothing has settled yet."""
@@ -58,6 +75,7 @@ class SequenceWatch:
         self._is_open = True
         self.calls = 0
         self.calls_at_gate = 0
+        self._invented = 0
 
     def end(self) -> None:
         """The attempt was committed (or, in loop-back, ended)."""

@@ -66,7 +66,11 @@ class Step:
             return True
         if error is not None:
             if self._is_caused_by_run_out(error):
-                _run_out_failed(stepper, error)
+                if not _is_clean(error):
+                    _run_out_failed(stepper, error)
+                _tell_swallowed(stepper, error)
+                self._undone()
+                return True
             return False
         self._commit()
         return False
@@ -153,9 +157,15 @@ class Step:
                 self._metrics.forget()
                 continue
             except (Exception, SystemExit) as error:
-                if self._is_caused_by_run_out(error):
+                if not self._is_caused_by_run_out(error):
+                    raise
+                if not _is_clean(error):
                     _run_out_failed(stepper, error)
-                raise
+                _tell_swallowed(stepper, error)
+                stepper.undo()
+                self._after.clear()
+                self._metrics.forget()
+                continue
             finally:
                 stepper.part = name
             self._commit()
@@ -172,8 +182,16 @@ class Step:
         self._stepper.gate(has_update=True, part=self._stepper.part)
 
     def after(self, fn: Callable[[], object]) -> None:
-        """Call `fn` once, when this step is committed; dropped if the attempt is undone."""
-        self._after.append(fn)
+        """Call `fn` once, when this step is committed; dropped if the attempt is undone.
+
+        Behind the block that is at once, or never; on a standby never.
+        """
+        if self._stepper.is_shadow or self.was_undone:
+            return
+        if self.committed and self._stepper.phase != "running":
+            fn()
+        else:
+            self._after.append(fn)
 
     def log(self, *, reduce: str | None = None, **values: Any) -> None:
         """Record values of this step: told once, when it is committed, by rank 0.
@@ -190,6 +208,25 @@ class Step:
             self._stepper.logbook.log(values)
         else:
             self._metrics.add(self.index, reduce, values)
+
+
+def _is_clean(error: BaseException) -> bool:
+    """Whether the script itself raised (an assertion, an exit): nothing of torch was left halfway,
+    so this process can undo the attempt. Otherwise autograd, DDP or FSDP2 may be half-done."""
+    trace = error.__traceback__
+    while trace is not None:
+        if "/torch/" in trace.tb_frame.f_code.co_filename:
+            return False
+        trace = trace.tb_next
+    return True
+
+
+def _tell_swallowed(stepper: Stepper, error: BaseException) -> None:
+    stepper.logbook.finding(
+        "run-out",
+        f"step {stepper.step_index} raised while running out ({type(error).__name__}: {error}); "
+        "it is undone and repeated",
+    )
 
 
 def _run_out_failed(stepper: Stepper, error: BaseException) -> NoReturn:

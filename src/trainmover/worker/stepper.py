@@ -70,6 +70,7 @@ class Stepper:
         self.entered = -1
         """Version whose step the script has entered (`with step:` or `step.run`)."""
         self.metrics = Metrics(self)
+        watch.is_undoable = lambda: self.phase == "running" and not self.is_shadow
         watch.on_early = EarlyFindings(self).watch
         self.check: SelfCheck | None = None
         if host.config.is_check:

@@ -6,6 +6,8 @@ may keep the others waiting (it saves, it evaluates), one inside may not.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from trainmover.communicator.settings import Place
 from trainmover.protocol.messages import Version
 from trainmover.topology.membership import wards_of
@@ -19,6 +21,16 @@ from trainmover.worker.lifecycle_state import (
     Running,
     WorkerState,
 )
+
+if TYPE_CHECKING:
+    from trainmover.worker.runtime import Runtime
+
+
+def show_whereabouts(runtime: Runtime) -> None:
+    """From now on peers that ask are told."""
+    runtime.communicator.show_place(
+        lambda: place_of(runtime.state), lambda: awaited_wards(runtime.state)
+    )
 
 
 def place_of(state: WorkerState) -> Place:

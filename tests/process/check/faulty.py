@@ -1,6 +1,6 @@
-"""Training scripts with mistakes that only show after a loss; `--fault` names them, several at once.
+"""A training script with mistakes that only show after a loss; its argument names them.
 
-Each is a line or two in an otherwise exact script, so that a test can ask for the place by its mark.
+Each is a line or two in an otherwise exact script; a test asks for its place by its mark.
 """
 
 from __future__ import annotations

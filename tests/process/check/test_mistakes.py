@@ -35,7 +35,7 @@ def run(mistake: str, folder: Path) -> JobResult:
         ("names", "tracks value1: Value, rank 0 value0: Value"),
         ("early", "torch.distributed was used before trainmover.run(main)"),
         ("backend", "new_group(backend='ucc'): under trainmover every group is its own"),
-        ("unguarded", "trainmover.run() was reached in a loader worker"),
+        ("unguarded", "trainmover.run(main) must stand under `if __name__"),
     ],
 )
 def test_a_mistake_ends_the_job_with_its_sentence(
@@ -45,6 +45,9 @@ def test_a_mistake_ends_the_job_with_its_sentence(
     assert result.code == exits.SCRIPT_FAILED, result.output
     assert sentence in result.output
     assert not result.incidents, "a mistake of the script is no incident"
+    if mistake == "unguarded":
+        logs = (tmp_path / "job" / "run" / "logs").rglob("rank*.log")
+        assert any("run() was reached in a loader worker" in log.read_text() for log in logs)
 
 
 def test_groups_of_a_torchrun_script_and_a_break_on_all_ranks_work(tmp_path: Path) -> None:

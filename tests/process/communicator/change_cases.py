@@ -13,7 +13,6 @@ import torch.distributed as dist
 
 from trainmover.communicator import Mode, init_process_group
 from trainmover.communicator.incremental import core_partners
-from trainmover.communicator.settings import Place
 from trainmover.errors import (
     AuthenticationFailed,
     GenerationMismatch,
@@ -238,116 +237,6 @@ def death_with_loader(rank: Rank) -> Any:
     assert len(alive) == 2, "the loader's children should have outlived their worker"
     assert rank.communicator.mode is Mode.RUN_OUT
     return noticed
-
-
-def overdue(rank: Rank) -> Any:
-    """A peer that does not come is reported by name; nothing is thrown."""
-    import datetime
-
-    rank.init()
-    if rank.index == 0:
-        group = dist.group.WORLD
-        group.set_timeout(datetime.timedelta(seconds=1))
-        options = dist.AllreduceOptions()
-        options.timeout = datetime.timedelta(seconds=1)
-        work = group.allreduce([torch.ones(5)], options)
-        event = rank.events.wait("channel_broken", 1, "w1")
-        assert "no data for 1 s" in event[3] and "runs its script" in event[3], event
-        work.wait()
-    rank.sync("overdue")
-    return True
-
-
-def culprit(rank: Rank) -> Any:
-    """Rank 0 hangs in its script: the one that waits for it says so, not who waits for that one."""
-    rank.init()
-    assert total(rank) == 10.0
-    rank.events.breaks_on_loss = False
-    if rank.index == 0:
-        rank.wait_board("named")
-    else:
-        started = time.monotonic()
-        work = dist.all_reduce(torch.ones(400_000), async_op=True)
-        event = rank.events.wait("channel_broken", timeout_s=8.0) if rank.index == 1 else None
-        if event is not None:
-            assert event[2] == "w0" and "runs its script" in event[3], event
-            assert 1.5 < time.monotonic() - started < 4.0
-            rank.board["named"] = True
-        rank.wait_board("named")
-        broken = [seen for seen in rank.events.seen if seen[0] == "channel_broken"]
-        assert all(seen[2] == "w0" for seen in broken), broken
-        rank.communicator.break_generation("test")
-        work.wait()
-    rank.sync("end of culprit")
-    return True
-
-
-def excused(rank: Rank) -> Any:
-    """Rank 0 saves between two steps for longer than the limit; 2 waits for 1, which waits for 0.
-
-    Nobody is reported; what the others wait for comes when rank 0 does.
-    """
-    rank.init()
-    place = Place.INSIDE
-    rank.communicator.show_place(lambda: place, lambda: ())
-    assert total(rank) == 6.0
-    if rank.index == 0:
-        place = Place.OUTSIDE
-        time.sleep(5.0)
-        place = Place.INSIDE
-    value = torch.ones(3)
-    if rank.index == 2:
-        dist.recv(value, 1)
-    elif rank.index == 1:
-        dist.recv(value, 0)
-        dist.send(value, 2)
-    else:
-        dist.send(value + 1, 1)
-    assert rank.index == 0 or value.tolist() == [2.0] * 3
-    assert total(rank) == 6.0
-    if rank.index == 0:
-        place = Place.OUTSIDE
-        time.sleep(4.0)
-        rank.communicator.gate_contribute(7, 1, (0,))
-    else:
-        place = Place.AT_GATE
-        rank.communicator.gate_contribute(7, 1, (0,))
-    rank.events.wait("gate_completed", 1, 7)
-    lost = [event for event in rank.events.seen if event[0] == "channel_broken"]
-    assert not lost, lost
-    return True
-
-
-def stopped(rank: Rank) -> Any:
-    """A peer that does not answer (SIGSTOP): its channel is given up, so that a new one is made."""
-    rank.init()
-    assert total(rank) == 3.0
-    if rank.index == 1:
-        rank.board["pid"] = os.getpid()
-        rank.wait_board("woken")
-        rank.events.wait("channel_broken")
-        return True
-    rank.wait_board("pid")
-    os.kill(rank.board["pid"], signal.SIGSTOP)
-    value = torch.ones(5)
-    dist.all_reduce(value)
-    event = rank.events.wait("channel_broken", 1, "w1")
-    os.kill(rank.board["pid"], signal.SIGCONT)
-    assert "does not answer" in event[3], event
-    assert "w1" not in rank.communicator.channels
-    rank.board["woken"] = True
-    return True
-
-
-def silent_gate(rank: Rank) -> Any:
-    """A gate that nobody else enters names the rank whose frame is missing."""
-    rank.init()
-    if rank.index == 0:
-        rank.communicator.gate_contribute(3, 1, (0,))
-        event = rank.events.wait("channel_broken", 1, "w1")
-        assert "gate 3" in event[3], event
-    rank.sync("gate named")
-    return True
 
 
 def joiner_dies(rank: Rank) -> Any:

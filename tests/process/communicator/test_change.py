@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from . import change_cases as cases
 from .fleet import run_ranks
 
@@ -32,32 +34,12 @@ def test_death_is_seen_although_loader_children_live() -> None:
     assert results[0] < 0.5
 
 
-def test_overdue_peer_is_reported() -> None:
-    assert run_ranks(2, cases.overdue) == [True, True]
-
-
-def test_a_hang_is_reported_of_the_rank_that_has_not_come() -> None:
-    assert run_ranks(4, cases.culprit, collective_timeout_s=2.0) == [True] * 4
-
-
-def test_whoever_saves_between_steps_may_keep_others_waiting() -> None:
-    results = run_ranks(3, cases.excused, collective_timeout_s=1.5, outside_step_limit_s=60.0)
-    assert results == [True] * 3
-
-
-def test_a_stopped_peer_is_given_up() -> None:
-    assert run_ranks(2, cases.stopped, collective_timeout_s=2.0) == [True, True]
-
-
-def test_a_gate_nobody_else_enters_is_reported() -> None:
-    assert run_ranks(2, cases.silent_gate, collective_timeout_s=1.5) == [True, True]
-
-
 def test_a_joiner_that_dies_while_it_is_prepared() -> None:
     results = run_ranks(4, cases.joiner_dies, dying=(3,), connect_timeout_s=6.0)
     assert results[:3] == [True] * 3
 
 
+@pytest.mark.slow
 def test_the_higher_rank_knocks() -> None:
     assert run_ranks(6, cases.knock) == [True] * 6
 

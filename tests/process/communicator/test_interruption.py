@@ -30,6 +30,7 @@ def test_interruption_at_every_collective(kind: str, size: int, late: bool) -> N
         assert not wrong, f"rank {rank}: {len(wrong)} of {len(points)} differ, first {wrong[0]}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "stride"), [("tensor", 1), ("pipeline", 3), ("compiled", 1)])
 def test_interruption_of_other_parallelism(kind: str, stride: int) -> None:
     for calls, count, wrong in run_ranks(2, parallel_cases.every_point, kind, stride):

@@ -84,6 +84,7 @@ class Lan:
         for name in self.names():
             run("ip", "netns", "add", name)
             run("ip", "-n", name, "link", "set", "lo", "up")
+            self._without_ipv6(name)
         self._bridge("br0")
         run("ip", "-n", self.switch, "addr", "add", f"{self.controller}/24", "dev", "br0")
         for index in range(self.machines):
@@ -92,6 +93,13 @@ class Lan:
             self._bridge("br1")
             for index in range(self.machines):
                 self._cable(index, "br1", "eth1", f"q{index}", self.second_address(index))
+
+    @staticmethod
+    def _without_ipv6(name: str) -> None:
+        """C85: machines that have IPv4 only."""
+        switch = "/proc/sys/net/ipv6/conf/all/disable_ipv6"
+        if Path(switch).exists():
+            run("nsenter", f"--net={NAMESPACES / name}", "sh", "-c", f"echo 1 > {switch}")
 
     def _bridge(self, bridge: str) -> None:
         run("ip", "-n", self.switch, "link", "add", bridge, "type", "bridge")

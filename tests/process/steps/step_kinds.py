@@ -99,8 +99,11 @@ class Bench:
             yield from net.parameters()
             yield from net.buffers()
         for optimizer in self.optimizers:
-            for state in optimizer.state.values():
-                yield from (value for value in state.values() if isinstance(value, torch.Tensor))
+            # By parameter: the order of the state's table depends on who made it.
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    items = sorted(optimizer.state.get(parameter, {}).items())
+                    yield from (value for _, value in items if isinstance(value, torch.Tensor))
 
 
 def loss_of(model: nn.Module, batch: Any) -> torch.Tensor:
@@ -240,7 +243,9 @@ def accumulation_no_sync(bench: Bench) -> None:
             optimizer.zero_grad()
 
 
-def with_closure(bench: Bench, optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+def with_closure(
+    bench: Bench, optimizer: torch.optim.Optimizer, model: nn.Module, *, is_mean: bool = False
+) -> None:
     batches = bench.batches()
     bench.track(model=model, optimizer=optimizer)
     for step in bench.job.steps(STEPS):
@@ -251,6 +256,10 @@ def with_closure(bench: Bench, optimizer: torch.optim.Optimizer, model: nn.Modul
             loss.backward()
             step.log(loss=loss)
             bench.note(loss)
+            if is_mean:
+                # LBFGS keeps the loss in its state, which must be equal on all ranks.
+                loss = loss.detach()
+                dist.all_reduce(loss)
             return loss
 
         with step:
@@ -265,7 +274,8 @@ def closure_adamw(bench: Bench) -> None:
 def closure_lbfgs(bench: Bench) -> None:
     model = bench.ddp(bench.net())
     optimizer = torch.optim.LBFGS(model.parameters(), lr=1e-2, max_iter=1)
-    with_closure(bench, optimizer, model)
+    bench.optimizers.append(optimizer)
+    with_closure(bench, optimizer, model, is_mean=True)
 
 
 def two_optimizers(bench: Bench) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import sys
 
+import pytest
+
 from trainmover.edges import probes
+from trainmover.errors import ConfigError
 
 CPUINFO = "processor : 0\nmodel name : X\nflags : fpu avx avx2 sse fma avx512f other\n"
 
@@ -32,3 +35,9 @@ def test_this_process_is_running() -> None:
     assert probes.process_state(os.getpid()) == "R"
     assert probes.start_time(os.getpid()) > 0
     assert probes.process_state(2**22 + 1) == ""
+
+
+def test_an_address_of_another_machine_is_refused_and_the_own_ones_are_named() -> None:
+    assert probes.own_address("127.0.0.1") == "127.0.0.1"
+    with pytest.raises(ConfigError, match=r"192\.0\.2\.1.*--host.*127\.0\.0\.1 \(lo\)"):
+        probes.own_address("192.0.2.1")

@@ -1,4 +1,4 @@
-"""Mistakes of the first five minutes, each with the sentence that tells it (a plain run is enough)."""
+"""Mistakes of the first five minutes, each with its sentence; a plain run shows them."""
 
 from __future__ import annotations
 
@@ -85,7 +85,9 @@ def test_batches_not_used(capsys: pytest.CaptureFixture[str]) -> None:
 
     trainmover.run(main)
     said = capsys.readouterr().out
-    assert said.count("step 0 took no batch from job.batches; loader is tracked. An interrupted") == 1
+    assert (
+        said.count("step 0 took no batch from job.batches; loader is tracked. An interrupted") == 1
+    )
 
 
 def test_loader_given_to_track() -> None:
