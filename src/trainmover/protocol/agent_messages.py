@@ -138,7 +138,7 @@ FromAgentMessage = (
 ToAgentMessage = Welcome | Refused | LaunchWorkers | KillWorker | ToWorker | StopAgent
 
 
-# --------------------------------------------------------------------------- operator <-> controller
+# -------------------------------------------------------------------------- operator <-> controller
 
 
 class SwitchoverRequest(Message, frozen=True, kw_only=True):

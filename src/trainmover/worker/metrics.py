@@ -40,6 +40,9 @@ class Metrics:
     def put(self, entries: tuple[Entry, ...]) -> None:
         """Joiner: take over the lost rank's entries."""
         self._waiting = [tuple(entry) for entry in entries]  # type: ignore[misc]
+        # What loop-back iterations have recorded was never true.
+        self._new = []
+        self._ridden = []
 
     def drop_late(self) -> bool:
         """After a loss: entries logged behind the gate died with the lost rank; all drop them."""
