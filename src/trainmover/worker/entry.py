@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from trainmover.errors import ScriptError
 from trainmover.protocol import exits
+from trainmover.protocol.messages import ScriptFailed
 from trainmover.worker import mistakes, orders
 from trainmover.worker.blame import machine_cause
 from trainmover.worker.events import MainFailed
@@ -96,6 +97,20 @@ def _is_child() -> bool:
     return is_importing or multiprocessing.parent_process() is not None
 
 
+def _failure_behind_the_loop(
+    runtime: Runtime, stepper: Stepper, text: str, error: BaseException
+) -> ScriptFailed:
+    return ScriptFailed(
+        incarnation=runtime.incarnation,
+        rank=stepper.rank,
+        step=stepper.step_index,
+        text=text,
+        error=f"{type(error).__name__}: {error}",
+        was_running_out=False,
+        is_machine_caused=False,
+    )
+
+
 class Driver:
     """Enters `main` as the I/O side orders, and says how each entry ended."""
 
@@ -174,6 +189,10 @@ class Driver:
         is_running_out = runtime.host.is_tainted and stepper is not None
         text = "".join(traceback.format_exception(error))
         print(text, flush=True)
+        if stepper is not None and stepper.phase == "finished":
+            # Code behind the loop: all steps are done, so nobody is left who could give an order.
+            runtime.link.tell(_failure_behind_the_loop(runtime, stepper, text, error))
+            raise ProcessEnds(exits.SCRIPT_FAILED)
         runtime.post_from_main(
             MainFailed(
                 rank=stepper.rank if stepper is not None else self.first.rank,

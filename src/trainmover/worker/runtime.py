@@ -41,6 +41,7 @@ from trainmover.worker.personal import BackupStore
 from trainmover.worker.rank_reads import RankReads, watch_environment
 from trainmover.worker.sequence import SequenceWatch
 from trainmover.worker.stepper import Stepper
+from trainmover.worker.tracing import trace
 from trainmover.worker.whereabouts import show_whereabouts
 
 FLUSH_S = 0.05
@@ -186,23 +187,12 @@ class Runtime:
                 move = lifecycle.transition(self.state, event, now)
                 self.state = move.state
                 if self.config.does_trace:
-                    self._trace(event, move)
+                    trace(event, move)
                 for command in move.commands:
                     self._execute(command)
         finally:
             self._is_dispatching = False
         self._schedule()
-
-    def _trace(self, event: Any, move: lifecycle.Transition) -> None:
-        if isinstance(event, events.Tick) and not move.commands:
-            return
-        what = ", ".join(type(command).__name__ for command in move.commands)
-        main = type(move.state.main).__name__
-        now_s = time.monotonic()
-        print(
-            f"trace {now_s:.4f} {type(event).__name__} -> {move.reason or '-'} [{main}] {what}",
-            flush=True,
-        )
 
     def _schedule(self) -> None:
         """One timer, moved only when a deadline comes nearer; an early tick changes nothing."""
