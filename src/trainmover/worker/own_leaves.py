@@ -43,7 +43,7 @@ class OwnLeaves:
 
     def positions(self) -> tuple[bytes, ...]:
         """Where the loaders stand; inside a step of several parts, where they stood at its top."""
-        if self._stepper.parts_done:
+        if self._stepper.parts_done and self._stepper.reading.has_body_read:
             return self._stepper.top_batches
         return tuple(batches.position() for batches in self._stepper.batches)
 
@@ -65,6 +65,8 @@ class OwnLeaves:
     def note_tail_mutation(self, at_gate: Personal, here: Personal) -> None:
         if self.is_tail_mutating:
             return
+        if at_gate.parts_done and not here.parts_done:
+            return  # the first step has shown which parts there are: known from now on
         self.is_tail_mutating = True
         what = "random generators" if at_gate.rng != here.rng else "loader position"
         if at_gate.rng == here.rng and at_gate.batches == here.batches:

@@ -155,6 +155,8 @@ class Roles:
         stepper.version = plan.target
         stepper.step_index = personal.step_index
         stepper.parts_done = personal.parts_done
+        stepper.top_batches = personal.batches
+        stepper.reading.begin()
         stepper.rng_for_part = personal.rng if personal.parts_done else None
         stepper.is_shadow = False
         stepper.gate_personal = None

@@ -142,6 +142,7 @@ class Step:
     def _repeat(self, name: str, call: Callable[[], T]) -> T:
         stepper = self._stepper
         stepper.part = name
+        stepper.reading.enter_part()
         while True:
             if stepper.phase == "tail" and stepper.is_shadow:
                 stepper.phase = "running"
@@ -168,6 +169,7 @@ class Step:
                 continue
             finally:
                 stepper.part = name
+            stepper.reading.leave_part()
             self._commit()
             stepper.part = ""
             return result

@@ -27,6 +27,7 @@ from trainmover.worker.logbook import Logbook
 from trainmover.worker.metrics import Metrics
 from trainmover.worker.own_leaves import OwnLeaves, differs
 from trainmover.worker.personal import Personal
+from trainmover.worker.reading import Reading
 from trainmover.worker.roles import Roles
 from trainmover.worker.self_check import SelfCheck
 from trainmover.worker.sequence import SequenceWatch
@@ -76,6 +77,7 @@ class Stepper:
         if host.config.is_check:
             self.check = SelfCheck(self, self.logbook.finding)
         self.top_batches: tuple[bytes, ...] = ()
+        self.reading = Reading(self)
 
     # ------------------------------------------------------------------ tracking
 
@@ -141,11 +143,15 @@ class Stepper:
         self.undo_set.capture()
         if not self.parts_done:
             self.top_batches = self.own.positions()
+            self.reading.begin()
         here = self.own.capture(self.version.step, self.version.lineage, True)
         at_gate = self.gate_personal
-        if at_gate is not None and not self.is_shadow and differs(at_gate, here):
-            self.own.note_tail_mutation(at_gate, here)
-            self.host.send_personal(here)
+        if at_gate is not None and not self.is_shadow:
+            if differs(at_gate, here):
+                self.own.note_tail_mutation(at_gate, here)
+                self.host.send_personal(here)
+            elif not at_gate.is_final:
+                self.host.send_personal(here)
         if at_gate is None and self.attempts == 0 and not self.is_shadow:
             # A loss before the first gate must not cost a fresh start.
             self.host.send_personal(here)
@@ -315,8 +321,8 @@ class Stepper:
 
     def restart_attempt(self) -> None:
         """Callable form: undo also goes to here, behind what the loop body did before."""
-        assert self.undo_set is not None
-        self.undo_set.capture()
+        if self.undo_set is not None:  # a standby's loop-back is never undone
+            self.undo_set.capture()
 
     def resume_part(self) -> None:
         """Joiner inside a step of several parts: random state as in front of the next one."""

@@ -146,9 +146,15 @@ def assert_identical(found: Run, expected: Run, *, may_miss: tuple[str, ...] = (
     """Every value that was told for a step is the undisturbed one, and none is missing."""
     wanted = expected.losses()
     assert list(wanted) == list(range(STEPS))
+    # A step may be told in portions (parts, reduced values); each is one the undisturbed run told.
+    portions = [(line["step"], line["values"]) for line in expected.told_lines()]
     for line in found.told_lines():
-        for name, value in line["values"].items():
-            assert value == wanted[line["step"]][name], (line, found.output)
+        alike = (values for step, values in portions if step == line["step"])
+        told = {name: v for name, v in line["values"].items() if name not in may_miss}
+        assert any(told.items() <= values.items() for values in alike), (
+            line,
+            found.output,
+        )
     told = found.losses()
     assert list(told) == list(range(STEPS)), found.output
     for step, values in wanted.items():
@@ -261,6 +267,9 @@ def test_lost_process(kind: str, undisturbed: Any, tmp_path: Path) -> None:
     """Killed in a collective, in the gate and behind it; respawned in place."""
     expected = undisturbed(kind, 2)
     places = [(1, 0, "1"), (0, 1, "2"), (1, 2, "gate"), (0, 3, "tail"), (1, 4, "tail"), (0, 6, "1")]
+    if kind == "gan":
+        # Which parts a step has is known behind the first one only (docs/quickstart.md).
+        places = [(1, 4, "1"), (0, 5, "2"), (1, 6, "gate"), (0, 7, "tail"), (1, 8, "tail")]
     faults = [f"kill@{rank}:{step}:{place}" for rank, step, place in places]
     found = run(kind, tmp_path / "lost", ";".join(faults))
     assert_identical(found, expected, may_miss=("state", "mean", "most"))
