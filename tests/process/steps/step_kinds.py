@@ -225,6 +225,13 @@ def accumulation(bench: Bench) -> None:
             optimizer.zero_grad()
 
 
+def accumulate(model: Any, batches: Any, count: int) -> None:
+    """Backward passes of a third each, without communication."""
+    with model.no_sync():
+        for _ in range(count):
+            (loss_of(model, next(batches)) / 3).backward()
+
+
 def accumulation_no_sync(bench: Bench) -> None:
     model: Any = bench.ddp(bench.net())
     optimizer = bench.adam(model.parameters())
@@ -232,9 +239,7 @@ def accumulation_no_sync(bench: Bench) -> None:
     bench.track(model=model, optimizer=optimizer)
     for step in bench.job.steps(STEPS):
         with step:
-            with model.no_sync():
-                for _ in range(2):
-                    (loss_of(model, next(batches)) / 3).backward()
+            accumulate(model, batches, 2)
             loss = loss_of(model, next(batches)) / 3
             loss.backward()
             step.log(loss=loss)
