@@ -8,7 +8,6 @@ from . import interruption_cases as cases
 from . import parallel_cases
 from .fleet import run_ranks
 
-
 # Seen on a loaded host, once each: 1 of 48 (1 of 6) interruptions left other bits. Whether this
 # test's own order of break, undo and repetition or the communicator is to blame is open; the same
 # sweeps through whole jobs (tests/process/steps) have not shown it. `make test-all` runs them.
