@@ -103,6 +103,9 @@ class Trainer:
     def interrupted_step(self, step: int, stop_at: int, late: bool) -> bool:
         """True where the interruption came before the step's gradients were complete."""
         communicator = self.rank.communicator
+        # What the gate does in a job: nobody is in this step before all have left the last one.
+        # Without it a rank that breaks here would cut short the step behind it on a slower rank.
+        dist.barrier()
         self.calls, self.stop_at, self.is_after_entry = 0, stop_at, late
         self.gradients(step)
         self.stop_at = None

@@ -8,12 +8,6 @@ from . import interruption_cases as cases
 from . import parallel_cases
 from .fleet import run_ranks
 
-# Seen on a loaded host, once each: 1 of 48 (1 of 6) interruptions left other bits. Whether this
-# test's own order of break, undo and repetition or the communicator is to blame is open; the same
-# sweeps through whole jobs (tests/process/steps) have not shown it. `make test-all` runs them.
-OPEN_HSDP = pytest.param("hsdp", 4, marks=pytest.mark.long)
-OPEN_PIPELINE = pytest.param("pipeline", 3, marks=pytest.mark.long)
-
 
 @pytest.mark.parametrize("machines", [True, False], ids=["sockets", "shared_memory"])
 def test_outstanding_works_end_with_valid_values(machines: bool) -> None:
@@ -22,7 +16,7 @@ def test_outstanding_works_end_with_valid_values(machines: bool) -> None:
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["entered", "outstanding"])
-@pytest.mark.parametrize(("kind", "size"), [("ddp", 2), ("fsdp", 2), OPEN_HSDP])
+@pytest.mark.parametrize(("kind", "size"), [("ddp", 2), ("fsdp", 2), ("hsdp", 4)])
 def test_interruption_at_every_collective(kind: str, size: int, late: bool) -> None:
     reference = run_ranks(size, cases.undisturbed, kind)
     calls = reference[0][1]
@@ -37,7 +31,7 @@ def test_interruption_at_every_collective(kind: str, size: int, late: bool) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "stride"), [("tensor", 1), OPEN_PIPELINE, ("compiled", 1)])
+@pytest.mark.parametrize(("kind", "stride"), [("tensor", 1), ("pipeline", 3), ("compiled", 1)])
 def test_interruption_of_other_parallelism(kind: str, stride: int) -> None:
     for calls, count, wrong in run_ranks(2, parallel_cases.every_point, kind, stride):
         assert count >= 3, calls
