@@ -71,24 +71,37 @@ def backups_of(rank: int, membership: Membership) -> tuple[int, ...]:
     """
     own = membership.members[rank].machine
     world_size = membership.world_size
-    order = [(rank + offset) % world_size for offset in range(1, world_size)]
-    others = [peer for peer in order if membership.members[peer].machine != own]
     chosen: list[int] = []
     machines: set[str] = set()
-    for peer in others:
-        if len(chosen) < BACKUP_COUNT and membership.members[peer].machine not in machines:
+    for offset in range(1, world_size):
+        peer = (rank + offset) % world_size
+        machine = membership.members[peer].machine
+        if machine != own and machine not in machines:
             chosen.append(peer)
-            machines.add(membership.members[peer].machine)
-    for peer in others:
-        if len(chosen) < BACKUP_COUNT and peer not in chosen:
+            machines.add(machine)
+            if len(chosen) == BACKUP_COUNT:
+                return tuple(chosen)
+    for offset in range(1, world_size):
+        peer = (rank + offset) % world_size
+        is_elsewhere = membership.members[peer].machine != own
+        if is_elsewhere and peer not in chosen and len(chosen) < BACKUP_COUNT:
             chosen.append(peer)
     return tuple(chosen)
 
 
 def wards_of(rank: int, membership: Membership) -> tuple[int, ...]:
     """Ranks whose personal state `rank` holds, ascending."""
-    window = range(membership.world_size)
-    return tuple(peer for peer in window if peer != rank and rank in backups_of(peer, membership))
+    world_size = membership.world_size
+    wards: list[int] = []
+    machines: set[str] = set()
+    for offset in range(1, world_size):
+        peer = (rank - offset) % world_size
+        if rank in backups_of(peer, membership):
+            wards.append(peer)
+        machines.add(membership.members[peer].machine)
+        if len(machines) > BACKUP_COUNT + 1:
+            break  # whoever is farther away has two other machines in between: a step pays no more
+    return tuple(sorted(wards))
 
 
 class MembershipDelta(msgspec.Struct, frozen=True, kw_only=True):

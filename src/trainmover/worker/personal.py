@@ -15,6 +15,7 @@ PERSONAL: int = 1
 """Kind of the control frame that carries personal state."""
 
 KEPT_VERSIONS = 4
+"""Versions of one owner that are kept: it may be a gate ahead, and a plan may go one back."""
 
 
 class Personal(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,6 +70,7 @@ class BackupStore:
         if known is None or not known.is_final or personal.is_final:
             self._kept[key] = personal
         kept = self._kept[key]
+        self._drop_old(*key)
         return Held(owner_rank=kept.owner_rank, version=kept.version, is_final=kept.is_final)
 
     def get(self, owner_rank: int, step: int) -> Personal | None:
@@ -82,9 +84,8 @@ class BackupStore:
             for _, kept in sorted(self._kept.items())
         )
 
-    def drop_below(self, step: int) -> None:
-        """Forget versions below `step` - `KEPT_VERSIONS` (an owner may be a gate ahead)."""
-        for key in [key for key in self._kept if key[1] < step - KEPT_VERSIONS]:
+    def _drop_old(self, owner_rank: int, newest: int) -> None:
+        for key in [k for k in self._kept if k[0] == owner_rank and k[1] <= newest - KEPT_VERSIONS]:
             del self._kept[key]
 
     def drop_above(self, step: int) -> None:
