@@ -15,6 +15,23 @@
     +-- StateMismatch          digests or structure of transferred state differ
     +-- IncompatibleMachine    a machine differs from the job's in something that changes numbers
     +-- SwitchoverAborted      a switchover ended in the old membership
+    +-- SnapshotSkipped        no snapshot could be taken this time; training goes on
+    +-- CheckpointError        a durable checkpoint could not be written, read or chosen
+    |   +-- ManifestMissing        no committed checkpoint of that name
+    |   +-- ManifestCorrupt        a manifest that contradicts its own checksum or structure
+    |   +-- ShardMissing           a file that the manifest names is not there
+    |   +-- ShardCorrupt           a file or an entry differs from its recorded checksum
+    |   +-- LayoutMismatch         shape, dtype or name asked for is not what was saved
+    |   +-- CheckpointFenced       a later term or generation has committed already
+    |   +-- NothingToRestore       something was asked for and nothing valid is there
+    |   +-- StorageFailed          the storage refused, with path and reason
+    |       +-- StorageFull            no space or no inodes
+    |       +-- StorageDenied          no permission, or a read-only file system
+    |       +-- StorageVanished        the directory has gone
+    |       +-- StorageHung            no answer before the deadline
+    +-- RecordingError         a recording can't be read, or belongs to something else
+    +-- RehearsalMismatch      a standby called another collective than its role's recording has
+    +-- RehearsalRefused       a standby's script touched what belongs to the live job
     +-- BaselineFailed         a job under plain torchrun, run for comparison, did not come back
     +-- DrillFailed            a drill's job did not do in time what the drill waits for
     +-- JobStopped             the job has ended for one reason; carries its exit code
@@ -83,6 +100,74 @@ class IncompatibleMachine(TrainMoverError):
 
 class SwitchoverAborted(TrainMoverError):
     """A switchover ended in the old membership."""
+
+
+class SnapshotSkipped(TrainMoverError):
+    """No snapshot could be taken this time, for want of memory or of a free slot."""
+
+
+class CheckpointError(TrainMoverError):
+    """A durable checkpoint could not be written, read or chosen."""
+
+
+class ManifestMissing(CheckpointError):
+    """There is no committed checkpoint of that name."""
+
+
+class ManifestCorrupt(CheckpointError):
+    """A manifest contradicts its own checksum or structure."""
+
+
+class ShardMissing(CheckpointError):
+    """A file that the manifest names is not there, on any tier that was tried."""
+
+
+class ShardCorrupt(CheckpointError):
+    """A file or an entry differs from its recorded checksum; the message names it."""
+
+
+class LayoutMismatch(CheckpointError):
+    """The shape, dtype or name asked for is not what was saved."""
+
+
+class CheckpointFenced(CheckpointError):
+    """A later term or generation has committed a checkpoint: this writer has been replaced."""
+
+
+class NothingToRestore(CheckpointError):
+    """A checkpoint was asked for, and nothing valid is there."""
+
+
+class StorageFailed(CheckpointError):
+    """The storage refused; the message carries the path and the reason."""
+
+
+class StorageFull(StorageFailed):
+    """No space, no inodes or no quota left."""
+
+
+class StorageDenied(StorageFailed):
+    """No permission, or a read-only file system."""
+
+
+class StorageVanished(StorageFailed):
+    """The checkpoint directory has gone."""
+
+
+class StorageHung(StorageFailed):
+    """The storage gave no answer before the deadline."""
+
+
+class RecordingError(TrainMoverError):
+    """A recording of collectives can't be read, or was made of another script or layout."""
+
+
+class RehearsalMismatch(TrainMoverError):
+    """A rehearsing standby called another collective than the recording of its role has."""
+
+
+class RehearsalRefused(TrainMoverError, PermissionError):
+    """A rehearsing standby's script touched what belongs to the live job; names file and line."""
 
 
 class BaselineFailed(TrainMoverError):

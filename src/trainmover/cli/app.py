@@ -27,6 +27,7 @@ COMMANDS: Final[dict[str, str]] = {
     "stop": "stop a job at the next boundary, or now",
     "logs": "what workers printed, by rank and generation",
     "check": "find what would break a script later",
+    "ckpt": "list, verify, compare, export and prune checkpoints",
     "simulate": "run the deciders in a seeded world of faults",
     "demo": "lose two machines on this host, and compare every number",
     "drill": "inject faults into real processes and compare numbers",

@@ -1,0 +1,117 @@
+"""A storage that gives no answer: bounded, and what wakes up late publishes nothing (B10)."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+from tests.process.checkpoint.stage import save_and_prune
+from tests.unit.checkpoint.sample import QUICK, local, make
+from tests.waiting import eventually
+
+from trainmover.checkpoint.bounded import Limits, Watch
+from trainmover.checkpoint.local_store import LocalInput, LocalOutput, LocalStore
+from trainmover.checkpoint.reader import load, open_checkpoint
+from trainmover.checkpoint.survey import survey
+from trainmover.checkpoint.tiers import pick
+from trainmover.checkpoint.writer import WriteOptions, write_rank
+from trainmover.errors import (
+    StorageHung,
+)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A directory with step 10 committed."""
+    save_and_prune(tmp_path / "root", 10)
+    return tmp_path / "root"
+
+
+def committed(path: Path) -> list[int]:
+    """Steps committed, each of them complete."""
+    found = survey(local(path)).committed
+    for item in found:
+        assert not open_checkpoint(local(path), item.name).verify()
+    return [item.manifest.step for item in found]
+
+
+class FifoOutput(LocalOutput):
+    """A file whose second write blocks in the kernel until somebody reads a FIFO."""
+
+    def write(self, data: memoryview) -> None:
+        with open(self._path.parent.parent / "fifo", "wb") as fifo:  # blocks without a reader
+            fifo.write(b"x")
+        super().write(data)
+
+
+class HangingStore(LocalStore):
+    """A storage that gives no answer: a dead network file system, played by a FIFO."""
+
+    def create(self, path: str) -> LocalOutput:
+        if not path.endswith(".safetensors"):
+            return super().create(path)
+        return FifoOutput(self._path(path), self.retries)
+
+
+def test_a_hanging_storage(root: Path) -> None:
+    """Bounded; the caller goes on; the thread that wakes up late publishes nothing."""
+    os.mkfifo(root / "fifo")
+    state, image = make(0, 1, 20)
+    watch = Watch()
+    options = WriteOptions(limits=Limits(stall_s=0.5, total_s=20), watch=watch)
+    with pytest.raises(StorageHung, match="no progress at .*rank-00000.safetensors"):
+        write_rank(HangingStore(root, retries=QUICK), state, image, options=options)
+    assert not watch.has_ended, "the thread still holds the image"
+    assert committed(root) == [10]
+    assert save_and_prune(root, 30) == [], "the next save is not in its way"
+    reader = os.open(root / "fifo", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        eventually(lambda: watch.has_ended, "the abandoned thread to end")
+    finally:
+        os.close(reader)
+    assert committed(root) == [30]
+    assert not list(root.glob("writing-*/*.safetensors"))
+
+
+def test_loading_is_bounded(root: Path) -> None:
+    """The load limit: a storage that hangs while it is read ends by name, too."""
+    os.mkfifo(root / "fifo")
+
+    class DeadStore(LocalStore):
+        def open(self, path: str) -> LocalInput:
+            if path.endswith(".safetensors"):
+                with open(self.root / "fifo", "rb") as fifo:  # blocks without a writer
+                    fifo.read(1)
+            return super().open(path)
+
+    store = DeadStore(root, retries=QUICK)
+    with pytest.raises(StorageHung, match="loading step 10"):
+        load(
+            lambda watch: pick({"durable": store}, watch=watch),
+            what="step 10",
+            limits=Limits(stall_s=0.5, total_s=10),
+        )
+    writer = os.open(root / "fifo", os.O_RDWR)
+    os.write(writer, b"x")
+    os.close(writer)
+    assert pick({"durable": local(root)}) is not None
+
+
+def test_a_slow_storage_is_not_a_hung_one(root: Path) -> None:
+    """Longer in all than a stall may last, but getting further: saved."""
+
+    class SlowStore(LocalStore):
+        def put(self, path: str, data: bytes) -> None:
+            time.sleep(0.02)
+            super().put(path, data)
+
+        def create(self, path: str) -> LocalOutput:
+            time.sleep(0.05)
+            return super().create(path)
+
+    state, image = make(0, 1, 20)
+    options = WriteOptions(split_bytes=8, chunk_bytes=8, limits=Limits(stall_s=0.6, total_s=60))
+    record = write_rank(SlowStore(root, retries=QUICK), state, image, options=options)
+    assert len(record.files) > 20
