@@ -22,6 +22,7 @@ from trainmover.state.rng import capture_host_rng, preserved_rng, restore_rng
 from trainmover.worker.call_source import CallCursor, CallSource
 from trainmover.worker.handout import Handout
 from trainmover.worker.loader_source import POLICIES, Cursor, LoaderSource
+from trainmover.worker.sampler_state import RankChange
 
 _LOADER: Final = 1
 _CALL: Final = 2
@@ -239,15 +240,15 @@ class Batches:
                 self._ahead.append(self._fetch())
         reader.seek(place.cursor)
 
-    def set_rank(self, rank: int) -> bool:
-        """Read another rank's part from here on.
+    def set_rank(self, rank: int, before: int | None = None, world_size: int | None = None) -> bool:
+        """Read another rank's part from here on, where it was `before`'s of `world_size`.
 
         Returns:
             False if a rank is, or may be, held by something whose meaning is not known.
         """
         if isinstance(self._reader, CallSource):
             return True
-        return self._reader.set_rank(rank)
+        return self._reader.set_rank(RankChange(rank, before, world_size))
 
     def warm(self) -> None:
         """Read one batch and forget it, so that the first real one is not the first ever.

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from trainmover.errors import StateMismatch, TrackError
 from trainmover.state.rng import capture_host_rng
+from trainmover.worker.loader_seeds import Numbered, batch_seed
 
 CHECKED_DRAWS: Final = 3
 """Indices after the first of an epoch before and after which the generators are compared."""
@@ -23,12 +24,14 @@ class IndexTap:
     Attributes:
         skip: Batches of indices to drop at the start of the next iterator.
         is_held: Whether iterators give nothing at all.
+        seed: Of the next iterator's epoch, for worker processes; None where this process reads.
     """
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
         self.skip = 0
         self.is_held = False
+        self.seed: int | None = None
         self.latest: _TapIterator | None = None
 
     def __iter__(self) -> Iterator[Any]:
@@ -36,6 +39,7 @@ class IndexTap:
             return iter(())
         # Eagerly, as the loader itself would: a sampler may draw its order right here.
         self.latest = _TapIterator(iter(self.inner), self.skip, type(self.inner).__name__)
+        self.latest.seed = self.seed
         return self.latest
 
     def __len__(self) -> int:
@@ -53,6 +57,7 @@ class _TapIterator:
         self._skip = skip
         self._kind = sampler_kind
         self._draws = 0
+        self.seed: int | None = None
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -72,7 +77,10 @@ class _TapIterator:
     def __next__(self) -> Any:
         if self._skip:
             self.prime()
-        return self._draw()
+        indices = self._draw()
+        if self.seed is None:
+            return indices
+        return Numbered(indices, batch_seed(self.seed, self._draws))
 
     def _draw(self) -> Any:
         self._draws += 1

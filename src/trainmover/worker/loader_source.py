@@ -5,13 +5,14 @@ the random state from which the epoch was begun; going there skips indices and r
 that was handed out. A loader with `state_dict`: that, with the random state beside it. An
 iterable dataset without state has no position; what happens then is the user's choice.
 
-Samples whose random augmentation happens in loader worker processes are exact after `restore` only
-if it is seeded per sample: workers start anew at the position.
+Random augmentation in loader worker processes is exact after `restore`: their generators are seeded
+for each batch (`loader_seeds`). A generator that the dataset itself owns stands nowhere known, and
+is refused. A StatefulDataLoader brings its own worker loop: there, augmentation is exact only if
+the script seeds it per sample.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -23,9 +24,12 @@ from trainmover.errors import ScriptError, StateMismatch, TrackError
 from trainmover.state.codec import decode_plain, encode_plain
 from trainmover.state.rng import capture_host_rng, preserved_rng, restore_rng
 from trainmover.worker.index_tap import IndexTap
+from trainmover.worker.loader_order import Exhausted, has_state, settle_order
+from trainmover.worker.loader_seeds import WorkerStart, epoch_seed
 from trainmover.worker.sampler_state import (
+    RankChange,
     capture_samplers,
-    restore_generators,
+    generators_of,
     restore_samplers,
     set_epoch,
     set_rank,
@@ -81,11 +85,11 @@ class LoaderSource:
         self._cursor: Cursor | None = None
         self._tap: IndexTap | None = None
         self._parked: Cursor | None = None
-        self._is_stateful = _has_state(loader)
+        self._is_stateful = has_state(loader)
         dataset = getattr(loader, "dataset", None)
         is_plain_loader = isinstance(loader, DataLoader) and not self._is_stateful
         self._is_iterable = is_plain_loader and isinstance(dataset, IterableDataset)
-        self._stateful_dataset: Any = dataset if _has_state(dataset) else None
+        self._stateful_dataset: Any = dataset if has_state(dataset) else None
         self._has_dataset_state: bool = (
             self._is_iterable and loader.num_workers == 0 and self._stateful_dataset is not None
         )
@@ -93,6 +97,7 @@ class LoaderSource:
         self._check_has_position()
 
     def _check_has_position(self) -> None:
+        self._check_generators()
         if self._is_stateful or self._is_indexed or self._has_dataset_state:
             return
         if self._policy != "error":
@@ -108,6 +113,17 @@ class LoaderSource:
             "can't be saved. Give it state_dict and load_state_dict, or on_missing_state='replay' "
             "(reads and drops N batches on recovery) / 'restart'"
         )
+
+    def _check_generators(self) -> None:
+        if not self._is_indexed or self._policy != "error":
+            return
+        for name in generators_of(self.loader.dataset):
+            raise TrackError(
+                f"the loader's dataset has a random generator of its own, '{name}': where it "
+                "stands is not part of a position. Seed it from the index in __getitem__, draw "
+                "from the global generators, or give job.batches on_missing_state='restart' if "
+                "the order of its numbers does not matter"
+            )
 
     def fetch(self) -> Any:
         """The next batch; begins epochs as needed.
@@ -216,9 +232,9 @@ class LoaderSource:
         except (TypeError, NotImplementedError):
             return None
 
-    def set_rank(self, rank: int) -> bool:
+    def set_rank(self, change: RankChange) -> bool:
         """Change the rank inside samplers in place; False if one may be held elsewhere."""
-        is_free, has_changed = set_rank(self.loader, rank)
+        is_free, has_changed = set_rank(self.loader, change)
         if has_changed and self._iterator is not None:
             self.seek(self.mark())
         return is_free
@@ -261,11 +277,24 @@ class LoaderSource:
             return fresh
         tap = self._install_tap()
         tap.skip = skip
-        iterator: Iterator[Any] = iter(self.loader)
+        iterator = self._start_readers(tap)
         tap.skip = 0
         if isinstance(iterator, _BaseDataLoaderIter):
             self._untap()
         return iterator
+
+    def _start_readers(self, tap: IndexTap) -> Iterator[Any]:
+        """The loader's iterator; worker processes that it starts seed their generators by batch."""
+        if not self.loader.num_workers:
+            return iter(self.loader)
+        assert self._start is not None
+        tap.seed = epoch_seed(self._start.rng, self.epoch)
+        own = self.loader.worker_init_fn
+        self.loader.__dict__["worker_init_fn"] = WorkerStart(own)
+        try:
+            return iter(self.loader)
+        finally:
+            self.loader.__dict__["worker_init_fn"] = own
 
     def _install_tap(self) -> IndexTap:
         """Put a tap before the sampler; worker processes that live on keep the tap they have."""
@@ -294,7 +323,7 @@ class LoaderSource:
         if start.is_reset and self._is_indexed:
             tap = self._install_tap()
             tap.is_held = True
-            iter(self.loader)  # starts the workers; draws a base seed that was not drawn there
+            self._start_readers(tap)  # draws a base seed that was not drawn there
             tap.is_held = False
         set_epoch(self.loader, self.epoch)
         restore_samplers(self.loader, start.samplers)
@@ -302,7 +331,7 @@ class LoaderSource:
         self._load_state(cursor.state)
         if cursor.is_exhausted:
             # Its state is that of the next epoch already; iterating it now would begin that one.
-            self._iterator = _Exhausted()
+            self._iterator = Exhausted()
             return
         iterator = self._open(self.fetched)
         if not self._can_seek:
@@ -310,7 +339,7 @@ class LoaderSource:
         elif self._is_indexed:
             self._prime(iterator)
         elif cursor.samplers is not None:
-            _settle_order(self.loader, iterator, cursor.samplers)
+            settle_order(self.loader, iterator, cursor.samplers)
         self._iterator = iterator
 
     def _prime(self, iterator: Iterator[Any]) -> None:
@@ -344,47 +373,3 @@ class LoaderSource:
         if target is None:
             raise StateMismatch("the dataset has a state where the position comes from, not here")
         target.load_state_dict(decode_plain(state))
-
-
-class _Exhausted:
-    """An iterator at its end, in the place of a loader's that had read its last batch."""
-
-    class _dataset_fetcher:
-        ended = True
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        raise StopIteration
-
-
-def _has_state(value: Any) -> bool:
-    return all(callable(getattr(value, name, None)) for name in ("state_dict", "load_state_dict"))
-
-
-def _settle_order(loader: Any, iterator: Any, generators: bytes) -> None:
-    """Make a StatefulDataLoader's sampler go on exactly as where its state comes from.
-
-    Samplers with state of their own draw in another sequence when they are resumed than when they
-    ran, so their generators are put where they were. Samplers without are moved on from the start
-    of the epoch, which brings the generators along; but without workers a batch sampler that
-    torchdata doesn't know is moved only when the first batch is read, and would then see the
-    generators of that moment instead of those of now.
-    """
-    order = getattr(iterator, "_sampler_iter", None)
-    if _has_state(getattr(order, "sampler_iter", order)):
-        restore_generators(loader, generators)
-    if not isinstance(order, itertools.islice):
-        return
-    original = iterator._next_index
-    rng, samplers = capture_host_rng(), capture_samplers(loader)
-
-    def first_index() -> Any:
-        del iterator._next_index
-        with preserved_rng():
-            restore_rng(rng)
-            restore_generators(loader, samplers)
-            return original()
-
-    iterator._next_index = first_index

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -64,8 +65,26 @@ def set_epoch(loader: Any, epoch: int) -> None:
             method(epoch)
 
 
-def set_rank(loader: Any, rank: int) -> tuple[bool, bool]:
-    """Change the rank inside every sampler that knows one.
+@dataclass(frozen=True, slots=True)
+class RankChange:
+    """From which rank of how many to which; None: not known, any sampler's rank is meant."""
+
+    after: int
+    before: int | None = None
+    world_size: int | None = None
+
+    def concerns(self, rank: int, count: int) -> bool:
+        """Whether a sampler that reads part `rank` of `count` reads it because of the job's rank.
+
+        Ranks that hold parts of one model read the same data: their samplers count fewer parts
+        than there are ranks, and which one they read is the script's arithmetic.
+        """
+        is_by_rank = self.world_size is None or count == self.world_size
+        return is_by_rank and (self.before is None or rank in (self.before, self.after))
+
+
+def set_rank(loader: Any, change: RankChange) -> tuple[bool, bool]:
+    """Change the rank inside every sampler that knows the job's.
 
     Returns:
         Whether nothing else is known to hold a rank; whether any sampler's rank changed.
@@ -75,8 +94,11 @@ def set_rank(loader: Any, rank: int) -> tuple[bool, bool]:
         attributes = _attributes(sampler)
         pair = next((p for p in _RANK_PAIRS if p[0] in attributes and p[1] in attributes), None)
         if pair is not None and isinstance(attributes[pair[0]], int):
-            has_changed = has_changed or attributes[pair[0]] != rank
-            setattr(sampler, pair[0], rank)
+            if change.concerns(attributes[pair[0]], attributes[pair[1]]):
+                has_changed = has_changed or attributes[pair[0]] != change.after
+                setattr(sampler, pair[0], change.after)
+            else:
+                is_free = False
         elif any(name in attributes for name in _RANK_NAMES):
             is_free = False
     dataset = _attributes(getattr(loader, "dataset", None))
@@ -133,12 +155,25 @@ def _stateful(loader: Any) -> Iterator[Any]:
             yield sampler
 
 
+_GENERATOR_KINDS: Final = (
+    torch.Generator,
+    random.Random,
+    np.random.Generator,
+    np.random.RandomState,
+)
+
+
+def generators_of(holder: Any) -> list[str]:
+    """Names of the attributes of `holder` that are random generators."""
+    attributes = sorted(_attributes(holder).items())
+    return [name for name, value in attributes if isinstance(value, _GENERATOR_KINDS)]
+
+
 def _generators(loader: Any) -> Iterator[Any]:
     seen: set[int] = set()
-    kinds = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
     for holder in (loader, *samplers_of(loader)):
         for _, value in sorted(_attributes(holder).items()):
-            if isinstance(value, kinds) and id(value) not in seen:
+            if isinstance(value, _GENERATOR_KINDS) and id(value) not in seen:
                 seen.add(id(value))
                 yield value
 

@@ -6,8 +6,10 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 from tests.unit.worker.loader_kinds import (
     BATCH,
+    Augmented,
     Numbers,
     built,
     interrupted,
@@ -33,6 +35,12 @@ KINDS = {
         for kind, make in stateful_kinds(**FRESH).items()
         if kind in ("stateful_shuffle", "stateful_generator", "stateful_stock_sampler")
     },
+}
+KINDS |= {
+    f"augmented_{name}": lambda options=options: DataLoader(
+        Augmented(), batch_size=BATCH, shuffle=True, **options
+    )
+    for name, options in (("fresh", FRESH), ("kept", KEPT))
 }
 STEPS = 9
 PLACES = {1, 3, 5, 6, 7}
@@ -63,6 +71,20 @@ def test_joiner_goes_on_exactly_from_each_position(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["shuffle_fresh", "shuffle_kept", "own_generator_kept"])
 def test_several_moves_in_one_epoch(kind: str) -> None:
     assert moved(KINDS[kind], STEPS, PLACES) == undisturbed(KINDS[kind], STEPS)
+
+
+def test_augmentation_does_not_depend_on_how_many_processes_read() -> None:
+    """A batch's random numbers are its own: two workers, or one, draw the same for it."""
+
+    def read(workers: int) -> list[list[float]]:
+        torch.manual_seed(11)
+        loader = DataLoader(Augmented(), batch_size=BATCH, num_workers=workers)
+        batches = Batches(loader)
+        found = [next(batches).tolist() for _ in range(STEPS)]
+        batches.close()
+        return found
+
+    assert read(2) == read(1)
 
 
 def test_workers_are_shut_down_and_come_back() -> None:

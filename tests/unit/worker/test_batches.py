@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -284,6 +285,15 @@ def test_wrong_sources_are_refused() -> None:
         Batches(loader, on_missing_state="guess")
     with pytest.raises(TrackError, match="list, which has no state_dict"):
         Batches([1, 2])
+
+
+def test_a_generator_that_the_dataset_owns_is_refused_by_name() -> None:
+    data = Numbers()
+    data.noise = random.Random(3)  # type: ignore[attr-defined]
+    loader = DataLoader(data, batch_size=BATCH)
+    with pytest.raises(TrackError, match="random generator of its own, 'noise'"):
+        Batches(loader)
+    assert next(Batches(loader, on_missing_state="restart")).tolist() == [0, 1, 2, 3]
 
 
 def test_an_empty_epoch_is_an_error() -> None:
