@@ -26,6 +26,7 @@ from trainmover.daemons.nurseries import Nurseries
 from trainmover.daemons.options import AgentOptions, ControllerOptions
 from trainmover.daemons.plan import JobPlan, Screen
 from trainmover.daemons.process import CRASHED
+from trainmover.daemons.records import ConsoleLine, read_lines
 from trainmover.daemons.run_directory import (
     ControllerFile,
     FailureFile,
@@ -43,6 +44,7 @@ from trainmover.edges.operator_client import OperatorClient
 from trainmover.errors import ConfigError, TrainMoverError
 from trainmover.protocol import exits
 from trainmover.protocol.messages import JobSpec, StopRequest
+from trainmover.topology.keeping import read_keeping
 
 __all__ = ["JobPlan", "Screen", "Supervisor"]
 
@@ -148,6 +150,7 @@ class Supervisor:
             host=plan.host,
             port=plan.port,
             is_embedded=True,
+            resume=plan.resume,
         )
         self._controller = self._spawn("controller", "controller_daemon", options)
         found = self._wait_for_controller()
@@ -194,7 +197,10 @@ class Supervisor:
             )
 
     def _wait_for_controller(self) -> ControllerFile:
-        deadline = time.monotonic() + CONTROLLER_START_LIMIT_S
+        # It may have to read a whole checkpoint first.
+        checkpoint = read_keeping(self._plan.settings).checkpoint
+        reading_s = checkpoint.load_timeout_s if checkpoint.is_on else 0.0
+        deadline = time.monotonic() + CONTROLLER_START_LIMIT_S + reading_s
         while time.monotonic() < deadline:
             found = self._find_controller()
             if found is not None:
@@ -337,7 +343,14 @@ class Supervisor:
 
     # ---------------------------------------------------------------------------- end
 
+    def _show_last_news(self) -> None:
+        """What the controller wrote down after it was asked last; it can't be asked any more."""
+        for line in read_lines(self.directory.path / "console.jsonl", ConsoleLine):
+            if line.sequence > self._console_seen and line.kind != "end":
+                self._screen.line(line.kind, line.text)
+
     def _verdict(self) -> int:
+        self._show_last_news()
         outcome = read_struct(self.directory.path / "outcome.json", OutcomeFile)
         if outcome is None:
             codes = [child.process.poll() for child in (self._controller, *self._agents)]

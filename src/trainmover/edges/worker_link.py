@@ -61,6 +61,10 @@ class WorkerLinkServer:
             writer.close()
         Path(self._path).unlink(missing_ok=True)
 
+    def is_linked(self, incarnation: str) -> bool:
+        """Whether the worker's connection is open, or not read to its end."""
+        return incarnation in self._writers
+
     def send(self, incarnation: str, body: ToWorkerBody) -> bool:
         """Hand `body` to the worker; False when it has no connection at present."""
         writer = self._writers.get(incarnation)

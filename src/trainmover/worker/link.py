@@ -15,6 +15,7 @@ from trainmover.errors import RemoteProtocolError
 from trainmover.protocol import codec
 from trainmover.protocol.messages import Message, ToWorkerBody
 from trainmover.protocol.nursery import FrameBuffer, WorkerHello, frame
+from trainmover.worker.tally import Tally
 
 RETRY_S = 0.05
 RETRY_MAX_S = 0.5
@@ -35,9 +36,11 @@ class AgentLink:
         self._backlog: list[bytes] = []
         self._retry_s = RETRY_S
         self._is_closed = False
+        self.tally = Tally()
         self.on_message: Callable[[ToWorkerBody], None]
         self.on_up: Callable[[], None]
         self.on_down: Callable[[], None]
+        engine.at_fork_in_child.append(self._become_child)
 
     def connect(self) -> None:
         """Try now; retries by itself until `close`."""
@@ -66,6 +69,7 @@ class AgentLink:
 
     def send(self, message: Message) -> None:
         """Send now; dropped while the link is down (the lifecycle sends again)."""
+        message = self.tally.sent(message)
         if self._socket is not None:
             self._out += frame(message)
             self._flush()
@@ -109,7 +113,9 @@ class AgentLink:
             return
         try:
             for body in self._buffer.feed(data):
-                self.on_message(codec.decode_to_worker(body))
+                message = codec.decode_to_worker(body)
+                self.tally.received(message)
+                self.on_message(message)
         except RemoteProtocolError:
             self._lost()
 
@@ -121,6 +127,12 @@ class AgentLink:
         self._socket = None
         self.on_down()
         self._engine.call_later(self._retry_s, self.connect)
+
+    def _become_child(self) -> None:
+        """A loader worker must not keep the agent from seeing this process's end."""
+        self._is_closed = True
+        if self._socket is not None:
+            self._socket.close()
 
     def close(self) -> None:
         """Flush what is possible and stop reconnecting."""

@@ -254,6 +254,7 @@ def test_a_killed_machine_stays_dead_and_only_it(tmp_path: Path) -> None:
 def test_refusals_are_one_clear_line_each(tmp_path: Path) -> None:
     with job(tmp_path / "j", 100_000, standbys=1) as running:
         running.wait_for_standby()
+        running.wait_for_step(1)
         client = running.client()
         for machines, to, words in (
             (("m9",), (), "m9"),

@@ -227,6 +227,14 @@ def test_kind(kind: str, undisturbed: Any, tmp_path: Path) -> None:
     check_sweep(kind, undisturbed, tmp_path)
 
 
+def test_ranks_a_step_apart_while_buckets_settle(undisturbed: Any, tmp_path: Path) -> None:
+    """Rank 1 has begun its second attempt, in which DDP rebuilds its buckets; rank 0 has not."""
+    expected = undisturbed("late_tail", 2)
+    found = run("late_tail", tmp_path / "struck", "reset@1:1:1")
+    assert_identical(found, expected)
+    assert found.faults() == ["reset@1:1:1"]
+
+
 def test_step_without_update(undisturbed: Any, tmp_path: Path) -> None:
     check_sweep("no_update", undisturbed, tmp_path, steps=range(5))
 
