@@ -1,0 +1,48 @@
+"""Everything that is easily forgotten survives a switchover and a loss: EXACT on every rank."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cases.exact import assert_exact, samples
+from tests.cases.runs import end, request, undisturbed
+from trainmover.drills.harness import RunningJob
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
+STEPS = 60
+PACE = ("--pace", "0.1")
+"""Of the interrupted run: time to strike in the middle."""
+
+KINDS = [
+    pytest.param((), id="plain"),
+    pytest.param(("--workers", "2", "--accumulate", "3"), id="loader-workers-accumulation"),
+]
+
+
+@pytest.mark.parametrize("arguments", KINDS)
+def test_switched_over_and_killed(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    """C57, C61: noise drawn in items, scale and growth tracker, in the first and second epoch."""
+    with RunningJob(request(*arguments, *PACE, steps=STEPS, standbys=1), tmp_path / "job") as job:
+        job.wait_for_standby()
+        job.wait_for_step(5)
+        job.switchover((job.member(0).machine,))
+        job.wait_for_step(20)
+        job.kill_worker(1)
+        job.wait_for_incidents(2)
+        result = end(job)
+    assert len(result.incidents) == 2, result.output
+    assert_exact(tmp_path / "job" / "out", undisturbed(arguments, STEPS, 2), ranks=2, steps=STEPS)
+
+
+def test_each_sample_once_whatever_happens(tmp_path: Path) -> None:
+    """P3: the ledger of the first epoch, over two losses."""
+    steps = 31  # 1000 samples, 2 ranks, batches of 16: 31 whole steps of the first epoch
+    with RunningJob(request(*PACE, steps=steps, standbys=1), tmp_path / "job") as job:
+        job.wait_for_step(4)
+        job.kill_worker(0)
+        job.wait_for_incidents(1)
+        end(job)
+    seen = samples(tmp_path / "job" / "out", 2)
+    assert len(seen) == len(set(seen)) == steps * 32
