@@ -11,6 +11,16 @@ from trainmover.protocol.carried import (
     WorkerLaunch,
     WorkerStatus,
 )
+from trainmover.protocol.snapshot_messages import (
+    CheckpointCommitted,
+    CheckpointFailed,
+    CommitCheckpoint,
+    KeepSnapshots,
+    PlaceBackups,
+    ShardsWritten,
+    SnapshotsHeld,
+    WriteCheckpoint,
+)
 from trainmover.protocol.worker_messages import FromWorkerBody, ToWorkerBody
 
 # --------------------------------------------------------------------------- agent <-> controller
@@ -134,8 +144,23 @@ FromAgentMessage = (
     | WorkerExited
     | FromWorker
     | AgentLeaving
+    | SnapshotsHeld
+    | ShardsWritten
+    | CheckpointFailed
+    | CheckpointCommitted
 )
-ToAgentMessage = Welcome | Refused | LaunchWorkers | KillWorker | ToWorker | StopAgent
+ToAgentMessage = (
+    Welcome
+    | Refused
+    | LaunchWorkers
+    | KillWorker
+    | ToWorker
+    | StopAgent
+    | PlaceBackups
+    | KeepSnapshots
+    | WriteCheckpoint
+    | CommitCheckpoint
+)
 
 
 # -------------------------------------------------------------------------- operator <-> controller

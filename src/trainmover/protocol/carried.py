@@ -38,7 +38,11 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     """Incarnation that holds the rank's own personal state: the leaver or a backup."""
     shared_from: str
     """Incarnation of any stayer (or the leaver) at the target version."""
-    kind: Literal["leaver", "replica"]
+    kind: Literal["leaver", "replica", "snapshot"]
+    """`snapshot`: all of it from an agent's memory; then `machine`, `host` and `port` name it."""
+    machine: str = ""
+    host: str = ""
+    port: int = 0
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +68,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     is_fresh_start: bool = False
     """Nobody has state worth keeping: every member enters `main` anew (formation, or a loss
     while `main` was still building)."""
+    is_rollback: bool = False
+    """No live source for some rank at the newest version: every member, stayers too, loads the
+    snapshot of `target` that its source names (one source per rank, all of kind `snapshot`)."""
+    restore: str = ""
+    """Fresh start only: checkpoint (name inside the store) that each member loads at its first
+    boundary; empty: from step 0."""
     reason: str = ""
 
 
@@ -82,6 +92,19 @@ class ChannelCount(msgspec.Struct, frozen=True, kw_only=True):
     inherited: int = 0
     opened: int = 0
     closed: int = 0
+
+
+class Traffic(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker exchanged between its stop and the commit of a switchover."""
+
+    messages_sent: int = 0
+    """To the controller; one that was sent again counts once."""
+    messages_received: int = 0
+    messages_repeated: int = 0
+    """Sent or received once more because an answer was late."""
+    frames_sent: int = 0
+    """On channels: marks that flush them, and personal state for the backups."""
+    bytes_sent: int = 0
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,6 +20,8 @@ PROTOCOL_FAILED: Final = 8
 STOPPED_BY_OPERATOR: Final = 9
 START_FAILED: Final = 10
 """Workers did not come up or did not form the first generation in time."""
+SUSPENDED: Final = 11
+"""Stopped on request with its last state in a checkpoint: started again, it goes on from there."""
 INTERRUPTED: Final = 130
 
 REASONS: Final[dict[int, str]] = {
@@ -34,5 +36,6 @@ REASONS: Final[dict[int, str]] = {
     PROTOCOL_FAILED: "the protocol was violated",
     STOPPED_BY_OPERATOR: "stopped by the operator",
     START_FAILED: "the job did not start",
+    SUSPENDED: "suspended: its last state is in a checkpoint",
     INTERRUPTED: "interrupted",
 }

@@ -23,6 +23,9 @@ HAS_NO_UPDATE: Final = 3
 NON_FINITE: Final = 4
 NAMES_DIGEST: Final = 5
 NAMES_DIGEST_NEGATED: Final = 6
+SNAPSHOT: Final = 7
+"""0: none, 1: snapshot at the boundary behind this gate, 2: a durable checkpoint of it too,
+3: emergency (the job is about to be interrupted)."""
 FIXED_SLOTS: Final = 8
 
 
@@ -38,6 +41,7 @@ class GateFlags(msgspec.Struct, frozen=True, kw_only=True):
     """Some rank skips its update (merged: any). Both true in a result: ranks disagree."""
     is_non_finite: bool = False
     names_digest: int = 0
+    snapshot: int = 0
     digests: tuple[int, ...] = ()
     """Own digest per small tracked object (before merging)."""
 
@@ -52,6 +56,7 @@ def encode(flags: GateFlags) -> tuple[int, ...]:
     fixed[NON_FINITE] = int(flags.is_non_finite)
     fixed[NAMES_DIGEST] = flags.names_digest
     fixed[NAMES_DIGEST_NEGATED] = -flags.names_digest
+    fixed[SNAPSHOT] = flags.snapshot
     tail: list[int] = []
     for digest in flags.digests:
         tail += (digest, -digest)
@@ -77,6 +82,11 @@ class GateResult(msgspec.Struct, frozen=True, kw_only=True):
     def has_update(self) -> bool:
         """Whether any rank updates."""
         return bool(self.vector[HAS_UPDATE])
+
+    @property
+    def snapshot(self) -> int:
+        """Level of the snapshot wanted at the boundary behind this gate; 0 for none."""
+        return self.vector[SNAPSHOT]
 
     @property
     def is_update_disputed(self) -> bool:

@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from trainmover.protocol.messages import ChannelCount, Facts, JobSpec, Mark, Plan, Version
+from trainmover.protocol.messages import ChannelCount, Facts, JobSpec, Mark, Plan, Traffic, Version
 
 # --------------------------------------------------------------------------- incident reports
 
@@ -42,8 +42,11 @@ class RolePlayed(msgspec.Struct, frozen=True, kw_only=True):
     before: str = ""
     """Incarnation that played the rank before; the same one for a stayer."""
     source: str = ""
-    """Kind of source a joiner was restored from: leaver, replica; fresh for a fresh start."""
+    """What the rank was restored from: leaver, replica; snapshot (stayers too), checkpoint; fresh
+    for a fresh start."""
     adopted: str = ""
+    role_class: str = ""
+    """Digest of the class of roles the rank belongs to, where it is known."""
     bytes_received: int = 0
     channels: ChannelCount = ChannelCount()
 
@@ -53,6 +56,8 @@ class RankMarks(msgspec.Struct, frozen=True, kw_only=True):
 
     rank: int
     marks: tuple[Mark, ...]
+    traffic: Traffic | None = None
+    """What a stayer exchanged while it could not train."""
 
 
 class IncidentReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,7 +65,17 @@ class IncidentReport(msgspec.Struct, frozen=True, kw_only=True):
 
     number: int
     """Generation it ended in, or the number it was aborted under."""
-    kind: Literal["planned", "reconnect", "respawn", "standby", "fresh_start", "aborted"]
+    kind: Literal[
+        "planned",
+        "reconnect",
+        "respawn",
+        "standby",
+        "rollback",
+        "restored",
+        "fresh_start",
+        "aborted",
+    ]
+    """`rollback`: all ranks went back to a snapshot in memory; `restored`: to a checkpoint."""
     base_generation: int
     reason: str
     culprits: tuple[Culprit, ...] = ()
@@ -70,7 +85,8 @@ class IncidentReport(msgspec.Struct, frozen=True, kw_only=True):
     resumed_step: int = 0
     """Step at which the new generation started."""
     steps_repeated: int = 0
-    """Steps some rank had begun and that were done again: 0 or 1."""
+    """Steps some rank had begun and that were done again: 0 or 1; after a roll-back all since
+    the snapshot."""
     outcome: str = ""
 
 
@@ -155,6 +171,30 @@ class MachineRetired(Record, frozen=True, kw_only=True):
     reason: str
 
 
+class CheckpointBegun(Record, frozen=True, kw_only=True):
+    """`number` has been given to a checkpoint; nothing of it counts yet."""
+
+    number: int
+    version: Version
+
+
+class CheckpointKept(Record, frozen=True, kw_only=True):
+    """The checkpoint is durable: a loss may be restored from it."""
+
+    number: int
+    version: Version
+    name: str
+    is_suspect: bool = False
+
+
+class CheckpointMissed(Record, frozen=True, kw_only=True):
+    """The checkpoint does not exist; training goes on, earlier ones are unharmed."""
+
+    number: int
+    version: Version
+    reason: str
+
+
 class StopRequested(Record, frozen=True, kw_only=True):
     """The operator wants the job to stop at the next boundary."""
 
@@ -185,6 +225,9 @@ AnyRecord = (
     | IncidentClosed
     | IdentitiesKnown
     | MachineRetired
+    | CheckpointBegun
+    | CheckpointKept
+    | CheckpointMissed
     | StopRequested
     | CompleteRecorded
     | StoppedRecorded

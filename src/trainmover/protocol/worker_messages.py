@@ -12,8 +12,17 @@ from trainmover.protocol.carried import (
     Mark,
     Message,
     Plan,
+    Traffic,
     Version,
 )
+from trainmover.protocol.rehearsal_messages import (
+    Coverage,
+    KeepRecording,
+    RecordingStored,
+    Rehearsal,
+    RoleClass,
+)
+from trainmover.protocol.snapshot_messages import SnapshotFailed, SnapshotTaken, TakeSnapshot
 
 # --------------------------------------------------------------------------- worker -> controller
 
@@ -50,6 +59,10 @@ class StandbyReady(Message, frozen=True, kw_only=True):
     reason: str = ""
     """Why `main` must be entered again for another rank: file:line of the read of the rank."""
     seconds: float = 0.0
+    classes: tuple[str, ...] = ()
+    """Role classes it has rehearsed; the one it is built as comes last."""
+    answers: str = "loopback"
+    """How crossing collectives were answered: recorded, loopback or zeros."""
 
 
 class StandbyFailed(Message, frozen=True, kw_only=True):
@@ -85,7 +98,11 @@ class Report(Message, frozen=True, kw_only=True):
     last_result: tuple[int, ...] = ()
     """Merged flags of the gate of step applied.step - 1, if passed in this process."""
     broken_state: str = ""
-    """Names what a collective after the gate may have spoilt; empty: state is clean."""
+    """Names what a collective after the gate may have spoilt; empty: state is clean. Means nothing
+    where `prepared_number` turns out to be committed: the state is that number's then."""
+    is_half_rolled_back: bool = False
+    """Took up a roll-back, or left `main` to enter it anew, and that was not committed: its state
+    is good for another of these only."""
     is_building: bool = False
     """`main` has not reached its first boundary."""
     identity: str = ""
@@ -155,6 +172,8 @@ class FirstGate(Message, frozen=True, kw_only=True):
     generation: int
     step: int
     marks: tuple[Mark, ...] = ()
+    traffic: Traffic | None = None
+    """What it exchanged while it could not train; None where it joined."""
 
 
 class FinishPassed(Message, frozen=True, kw_only=True):
@@ -228,6 +247,11 @@ FromWorkerBody = (
     | StepLogged
     | Finding
     | LinkLost
+    | SnapshotTaken
+    | SnapshotFailed
+    | RoleClass
+    | RecordingStored
+    | Coverage
 )
 
 
@@ -240,6 +264,8 @@ class BecomeStandby(Message, frozen=True, kw_only=True):
     term: int
     as_rank: int
     world_size: int
+    rehearsals: tuple[Rehearsal, ...] = ()
+    """Classes to walk through with their recordings, `as_rank`'s last; empty: loop-back."""
 
 
 class Prepare(Message, frozen=True, kw_only=True):
@@ -333,4 +359,6 @@ ToWorkerBody = (
     | Complete
     | StopAtBoundary
     | StopNow
+    | TakeSnapshot
+    | KeepRecording
 )
