@@ -16,7 +16,7 @@ from trainmover.controller.events import (
     ToOperator,
 )
 from trainmover.controller.invariants import violations
-from trainmover.controller.restart import initial_state
+from trainmover.controller.restart import Restored, initial_state
 from trainmover.controller.state import State, Transition
 from trainmover.controller.status import StatusView, status
 from trainmover.controller.timers import next_deadline
@@ -34,6 +34,7 @@ __all__ = [
     "FromAgent",
     "FromOperator",
     "PhaseReached",
+    "Restored",
     "State",
     "StatusView",
     "Tick",

@@ -38,6 +38,10 @@ class Config:
     """From the plan to the last Done; bounds the move of state."""
     joiner_timeout_s: float = 120.0
     """From the launch of a worker to its readiness as a joiner."""
+    recording_wait_s: float = 300.0
+    """How long a standby waits, from its launch, for the members' first iterations to be recorded
+    before it rehearses in loop-back; a loss ends the wait at once. Longer spares a job whose first
+    steps compile for minutes the competition of its own standbys."""
     reap_timeout_s: float = 10.0
     """From the order to kill a worker to the use of a standby because its end is not seen."""
     machine_wait_s: float = 60.0
@@ -62,6 +66,10 @@ class Config:
     """Whether broken connections between live workers are made again without a process restart."""
     may_respawn: bool = True
     """Whether an ended worker is started again on its own machine before a standby is used."""
+    do_standbys_rehearse: bool = True
+    """Whether standbys build `main` and walk through it ahead of a loss; false: a standby is a
+    started process until it is needed. Only there to measure what rehearsal is worth (`bench
+    ablation`): planned switchovers then find no standby."""
     return_to_pool: bool = True
     """Whether a machine that left comes back as a standby."""
 

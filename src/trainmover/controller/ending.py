@@ -5,10 +5,12 @@ Decides when the controller may go: when every agent's link has closed, or a tim
 
 from __future__ import annotations
 
-from trainmover.controller import lookup
+from dataclasses import replace
+
+from trainmover.controller import checkpoints, lookup, shelf
 from trainmover.controller.events import EndJob
 from trainmover.controller.move import Move
-from trainmover.controller.state import Completing, Ended, Ending
+from trainmover.controller.state import Completing, Ended, Ending, State
 from trainmover.protocol import exits
 from trainmover.protocol.journal import StoppedRecorded
 from trainmover.protocol.messages import OperatorReply, StopAgent
@@ -76,5 +78,27 @@ def check_completed(move: Move, phase: Completing) -> None:
     left = [name for name in lookup.member_names(move.state) if name in move.state.workers]
     if left and move.now < phase.deadline:
         return
+    if phase.saves_until is not None and _is_saving(move, phase):
+        return
     code = exits.STOPPED_BY_OPERATOR if phase.is_stopped else exits.COMPLETED
+    if phase.saves_until is not None and _is_saved(move.state):
+        code = exits.SUSPENDED
     stop(move, code, exits.REASONS[code])
+
+
+def _is_saved(state: State) -> bool:
+    durable = state.kept.durable
+    return durable is not None and durable.version.step == state.step
+
+
+def _is_saving(move: Move, phase: Completing) -> bool:
+    """Whether the last state is on its way to storage; a writer's own deadline bounds it."""
+    if _is_saved(move.state):
+        return False
+    due = checkpoints.due_version(move.state)
+    is_due = due is not None and due in shelf.complete_versions(move.state)
+    if move.state.kept.writing is not None or is_due:
+        until = move.in_(move.state.config.report_timeout_s)
+        move.enter(replace(phase, saves_until=until, deadline=max(until, phase.deadline)))
+        return True
+    return phase.saves_until is not None and move.now < phase.saves_until

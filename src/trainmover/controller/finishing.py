@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from trainmover.controller import ending, lookup, switchover
+from trainmover.controller import ending, lookup, shelf, switchover
 from trainmover.controller.move import Move
 from trainmover.controller.state import (
     Completing,
@@ -31,6 +31,7 @@ from trainmover.protocol.messages import (
     OperatorReply,
     StopAtBoundary,
     StopRequest,
+    TakeSnapshot,
 )
 
 
@@ -70,13 +71,23 @@ def complete(move: Move, step: int, *, is_stopped: bool) -> None:
     """Every rank has done all steps: journal it, then let the processes go."""
     move.append(CompleteRecorded(generation=move.state.generation, step=step))
     move.state = replace(move.state, step=step)
-    deadline = move.in_(move.state.config.complete_timeout_s)
-    phase = Completing(is_stopped=is_stopped, deadline=deadline)
+    phase = completing(move, is_stopped=is_stopped)
     move.enter(phase)
     for name in lookup.member_names(move.state):
         move.tell(name, Complete(term=move.state.term))
     move.because(f"complete at step {step}")
     ending.check_completed(move, phase)
+
+
+def completing(move: Move, *, is_stopped: bool) -> Completing:
+    """The phase behind COMPLETE; a job that was stopped is to be resumable if it can be."""
+    config = move.state.config
+    does_save = is_stopped and move.state.kept.keeping.checkpoint.is_on
+    return Completing(
+        is_stopped=is_stopped,
+        deadline=move.in_(config.complete_timeout_s),
+        saves_until=move.in_(config.report_timeout_s) if does_save else None,
+    )
 
 
 def on_stop_request(move: Move, request: StopRequest) -> None:
@@ -92,6 +103,22 @@ def on_stop_request(move: Move, request: StopRequest) -> None:
         code = exits.STOPPED_BY_OPERATOR
         ending.stop(move, code, exits.REASONS[code])
         return
+    want_stop(move)
+
+
+def suspend_if_all_leave(move: Move) -> None:
+    """Every machine with ranks is about to go: a checkpoint is all that can outlive that."""
+    membership = move.state.membership
+    if membership is None or not move.state.kept.keeping.checkpoint.is_on:
+        return
+    known = [move.state.machines.get(name) for name in membership.machines()]
+    if all(machine is not None and machine.is_leaving for machine in known):
+        move.because("every machine is about to go: the job is suspended")
+        want_stop(move)
+
+
+def want_stop(move: Move) -> None:
+    """The job stops at the next boundary."""
     if not move.state.is_stop_wanted:
         move.append(StopRequested())
         move.state = replace(move.state, is_stop_wanted=True)
@@ -103,7 +130,11 @@ def _is_form(phase: object) -> bool:
 
 
 def ask_to_stop(move: Move) -> None:
-    """Every member carries the stop request in its next gate."""
-    if move.state.is_stop_wanted and isinstance(move.state.phase, Training):
-        for name in lookup.member_names(move.state):
-            move.tell(name, StopAtBoundary(term=move.state.term))
+    """Every member carries the stop request in its next gate, and the wish for a snapshot there."""
+    if not move.state.is_stop_wanted or not isinstance(move.state.phase, Training):
+        return
+    snapshot = TakeSnapshot(term=move.state.term, level=shelf.EMERGENCY)
+    for name in lookup.member_names(move.state):
+        if move.state.kept.keeping.checkpoint.is_on:
+            move.tell(name, snapshot)
+        move.tell(name, StopAtBoundary(term=move.state.term))

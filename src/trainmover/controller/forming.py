@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from trainmover.controller import ending, lookup, plans, pool
 from trainmover.controller.move import Move
-from trainmover.controller.state import START, Forming, Machine, Switching, Worker
+from trainmover.controller.state import Forming, Machine, Switching, Worker
 from trainmover.protocol import exits
 from trainmover.protocol.journal import MachinesChosen
 from trainmover.protocol.messages import Plan
@@ -120,10 +120,11 @@ def _issue_when_up(move: Move, phase: Forming) -> None:
         number=number,
         kind="form",
         base_generation=0,
-        target=START,
+        target=move.state.kept.base,
         membership=Membership(generation=number, members=members),
         joiners=tuple(member.incarnation for member in members),
         is_fresh_start=True,
+        restore=move.state.kept.restore,
         reason="formation",
     )
     plans.issue(move, plan)

@@ -8,9 +8,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
-from trainmover.controller import lookup
+import msgspec
+
+from trainmover.controller import classes, lookup
 from trainmover.controller.move import Move
-from trainmover.controller.state import Incident, Training
+from trainmover.controller.state import Incident, Origin, Training
 from trainmover.protocol.journal import (
     Culprit,
     IncidentClosed,
@@ -22,7 +24,9 @@ from trainmover.protocol.journal import (
 from trainmover.protocol.messages import Done, FirstGate, Plan
 
 CLOSED_LIMIT = 100
-Outcome = Literal["planned", "reconnect", "respawn", "standby", "fresh_start", "aborted"]
+Outcome = Literal[
+    "planned", "reconnect", "respawn", "standby", "rollback", "restored", "fresh_start"
+]
 
 
 def begin(move: Move, *, reason: str, is_planned: bool, request: str = "") -> None:
@@ -75,7 +79,10 @@ def on_first_gate(move: Move, rank: int, body: FirstGate) -> None:
         move.state,
         incident=replace(
             incident,
-            marks=(*incident.marks, RankMarks(rank=rank, marks=body.marks)),
+            marks=(
+                *incident.marks,
+                RankMarks(rank=rank, marks=body.marks, traffic=body.traffic),
+            ),
             first_gate_at=incident.first_gate_at or move.now,
         ),
     )
@@ -140,8 +147,14 @@ def keep_dones(move: Move, plan: Plan, dones: tuple[Done, ...]) -> None:
     incident = move.state.incident
     if incident is None:
         return
-    is_repeated = plan.kind == "unplanned" and not plan.is_fresh_start
-    changed = replace(incident, dones=dones, steps_repeated=int(is_repeated))
+    repeated = int(plan.kind == "unplanned")
+    if plan.is_fresh_start:
+        repeated = max(0, lookup.known_step(move.state) - plan.target.step)
+    origin: Origin = ""
+    if plan.is_rollback or plan.restore:
+        repeated = max(0, lookup.known_step(move.state) - plan.target.step) + 1
+        origin = "snapshot" if plan.is_rollback else "checkpoint"
+    changed = replace(incident, dones=dones, steps_repeated=repeated, origin=origin)
     move.state = replace(move.state, incident=changed)
 
 
@@ -171,7 +184,7 @@ def _marks(move: Move, incident: Incident) -> tuple[RankMarks, ...]:
             by_rank[rank] = RankMarks(rank=rank, marks=done.marks)
     for marks in incident.marks:
         before = by_rank[marks.rank].marks if marks.rank in by_rank else ()
-        by_rank[marks.rank] = RankMarks(rank=marks.rank, marks=before + marks.marks)
+        by_rank[marks.rank] = msgspec.structs.replace(marks, marks=before + marks.marks)
     return tuple(by_rank[rank] for rank in sorted(by_rank) if by_rank[rank].marks)
 
 
@@ -182,10 +195,16 @@ def _role(move: Move, incident: Incident, rank: int, incarnation: str) -> RolePl
     source = ""
     if before != incarnation:
         source = "leaver" if incident.is_planned else "replica"
-    if move.state.is_fresh:
-        source = "fresh"
+    if move.state.is_fresh or incident.origin:
+        source = incident.origin or "fresh"
     if done is None:
-        return RolePlayed(rank=rank, machine=member.machine, incarnation=incarnation, before=before)
+        return RolePlayed(
+            rank=rank,
+            machine=member.machine,
+            incarnation=incarnation,
+            before=before,
+            role_class=classes.class_of(move.state, rank),
+        )
     return RolePlayed(
         rank=rank,
         machine=member.machine,
@@ -193,6 +212,7 @@ def _role(move: Move, incident: Incident, rank: int, incarnation: str) -> RolePl
         before=before,
         source=source,
         adopted=done.adopted,
+        role_class=classes.class_of(move.state, rank),
         bytes_received=done.bytes_received,
         channels=done.channels,
     )
@@ -201,6 +221,8 @@ def _role(move: Move, incident: Incident, rank: int, incarnation: str) -> RolePl
 def _kind(move: Move, incident: Incident) -> Outcome:
     if incident.is_planned:
         return "planned"
+    if incident.origin:
+        return "rollback" if incident.origin == "snapshot" else "restored"
     if move.state.is_fresh:
         return "fresh_start"
     pairs = tuple(zip(incident.before, lookup.members(move.state), strict=True))

@@ -17,6 +17,7 @@ from trainmover.controller import (
     lookup,
     pool,
     recovery,
+    shelf,
     switchover,
 )
 from trainmover.controller.move import Move
@@ -189,6 +190,9 @@ def on_plan_edge(move: Move, name: str, number: int, edge: Edge) -> None:
             switchover.give_up(move, reason)
         case "unplanned":
             recovery.note_edges(move, name, (edge,))
+            rank = phase.plan.membership.rank_of(name)
+            if phase.plan.is_rollback and rank is not None:
+                shelf.distrust(move, edge.peer, rank, phase.plan.target)
             _end_stubborn_joiner(move, (name, edge.peer))
             recovery.refreeze(move, reason)
         case _ as never:
@@ -314,5 +318,6 @@ def machine_lost(move: Move, name: str) -> None:
     machine = move.state.machines[name]
     move.keep_machine(replace(machine, is_lost=True, reason="its agent is silent"))
     move.because(evidence)
+    shelf.on_machine_lost(move, name)
     for worker in lookup.workers_on(move.state, name):
         participant_lost(move, worker.incarnation, evidence)

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import msgspec
 
-from trainmover.controller import incidents, lookup, pool
+from trainmover.controller import incidents, lookup, pool, shelf
 from trainmover.controller.move import Move
 from trainmover.controller.state import Switching, Training
 from trainmover.protocol.journal import AbortRecorded, CommitRecorded, PlanRecorded, TargetFixed
@@ -132,6 +132,7 @@ def commit(move: Move, plan: Plan, dones: Mapping[str, Done]) -> None:
         progress_at=move.now,
     )
     _assign_roles(move, plan)
+    shelf.on_commit(move, plan)
     move.enter(
         Training(
             unacknowledged=names,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from trainmover.controller import lookup
+from trainmover.controller import classes, lookup
 from trainmover.controller.move import Move
 from trainmover.controller.state import Forming, Gathering, Machine, Worker
 from trainmover.protocol import exits
@@ -217,7 +217,7 @@ def _is_founder(move: Move, worker: Worker) -> bool:
 
 
 def become_standby(move: Move, worker: Worker) -> None:
-    """Build `main` as the rank it is likely to take."""
+    """Build `main` as the rank it is likely to take, once its first iterations are known."""
     worker = replace(worker, role="standby", as_rank=_likely_rank(move, worker))
     move.keep_worker(worker)
     if not worker.reason:
@@ -242,10 +242,30 @@ def _likely_rank(move: Move, worker: Worker) -> int:
 
 def order_standby(move: Move, worker: Worker) -> None:
     """The order itself, first or again."""
+    if not (move.state.config.do_standbys_rehearse or isinstance(move.state.phase, Gathering)):
+        return  # the ablation's standby: a started process until there is a loss
+    rehearsals = worker.rehearsals
+    if rehearsals is None:
+        rehearsals = classes.choose(move, worker)
+        if rehearsals is None:
+            return  # the first iterations are about to be known
+        as_rank = rehearsals[-1].as_rank if rehearsals else worker.as_rank
+        worker = replace(worker, rehearsals=rehearsals, as_rank=as_rank, ordered_at=move.now)
+        move.keep_worker(worker)
     body = BecomeStandby(
-        term=move.state.term, as_rank=worker.as_rank, world_size=move.state.spec.world_size
+        term=move.state.term,
+        as_rank=worker.as_rank,
+        world_size=move.state.spec.world_size,
+        rehearsals=rehearsals,
     )
     move.tell(worker.incarnation, body)
+
+
+def order_waiting(move: Move) -> None:
+    """Standbys that have waited for recordings begin, if what they wait for is there (or over)."""
+    for worker in lookup.standbys(move.state):
+        if worker.rehearsals is None and worker.readiness is None and not worker.reason:
+            order_standby(move, worker)
 
 
 def on_ready(move: Move, worker: Worker, body: StandbyReady) -> None:

@@ -11,7 +11,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from trainmover.controller import agreement, ending, incidents, lookup, plans, pool, seats, sources
+from trainmover.controller import (
+    agreement,
+    ending,
+    incidents,
+    lookup,
+    plans,
+    pool,
+    restoring,
+    seats,
+    sources,
+)
 from trainmover.controller.move import Move
 from trainmover.controller.state import (
     Freezing,
@@ -188,63 +198,78 @@ def can_report(move: Move, name: str) -> bool:
 
 
 def _decide(move: Move, phase: Freezing) -> None:
-    stayers = agreement.stayers_of(move, phase.reports)
-    if not stayers:
-        _nobody_left(move, phase)
+    everyone = agreement.reporters_of(move, phase.reports)
+    if not everyone and _may_be_cut_off(move, phase):
         return
-    agreed = sources.agree(stayers)
-    if agreed.contradiction:
-        ending.stop(move, exits.PROTOCOL_FAILED, agreed.contradiction)
+    way = _way(move, phase.reports)
+    if way is None:
         return
-    step = max(move.state.step, agreed.target.step)
+    step = max([move.state.step, way.target.step, *(each.version.step for each in everyone)])
     move.state = replace(move.state, step=step)
-    staying = {each.rank for each in stayers}
-    lost = tuple(m.rank for m in lookup.members(move.state) if m.rank not in staying)
-    if not lost:
-        cover = _unconnectable(move, agreed.target.step)
-        if cover is None:
+    if everyone and not way.lost(move.state):
+        if not _replace_unconnectable(move, step):
             return
-        lost = cover
-    if not _is_restorable(move, phase.reports, stayers, lost):
+        way = _way(move, phase.reports)
+    if way is None:
+        return
+    if way.kind == "none":
+        _hope_or_stop(move, way)
         return
     incidents.note(move, "reported")
     move.reached("all_reported", phase.number)
-    _begin_seats(move, phase.number, phase.reports, lost, ())
+    _begin_seats(move, phase.number, phase.reports, way, ())
 
 
-def _nobody_left(move: Move, phase: Freezing) -> None:
-    incident = move.state.incident
-    started = incident.started_at if incident is not None else phase.deadline
+def _way(move: Move, reports: Mapping[str, Report]) -> restoring.Way | None:
+    """How the group goes on; None: the reports contradict the protocol, and the job has ended."""
+    stayers = agreement.stayers_of(move, reports)
+    contradiction = sources.agree(stayers).contradiction if stayers else ""
+    if contradiction:
+        ending.stop(move, exits.PROTOCOL_FAILED, contradiction)
+        return None
+    return restoring.way_of(move, reports)
+
+
+def _hope_or_stop(move: Move, way: restoring.Way) -> None:
+    """Nothing known can restore a lost rank: wait for agents that may know more, or give up."""
+    phase = move.state.phase
+    if not restoring.has_hope(move):
+        ending.stop(move, exits.CANNOT_RESTORE, way.reason)
+    elif isinstance(phase, Freezing):
+        deadline = move.in_(move.state.config.resend_interval_s)
+        move.enter(replace(phase, deadline=max(phase.deadline, deadline)))
+
+
+def _may_be_cut_off(move: Move, phase: Freezing) -> bool:
+    """All agents silent at once: more likely we are the one who is cut off, so wait a while."""
+    started = move.state.incident.started_at if move.state.incident else phase.deadline
     alive = [n for n in lookup.member_names(move.state) if n in move.state.workers]
     alive = [n for n in alive if n not in phase.reports]
-    if alive and not move.has_waited(started, move.state.config.machine_wait_s):
-        # All agents silent at once: more likely we are the one who is cut off.
-        deadline = move.in_(move.state.config.report_timeout_s)
-        move.enter(replace(phase, deadline=deadline))
-        return
-    ranks = tuple(member.rank for member in lookup.members(move.state))
-    if lookup.known_step(move.state) == 0:
-        _begin_seats(move, phase.number, phase.reports, ranks, ())
-        return
-    text = f"no rank is left that could restore another; lost: {_list(ranks)}"
-    ending.stop(move, exits.CANNOT_RESTORE, text)
+    if not alive or move.has_waited(started, move.state.config.machine_wait_s):
+        return False
+    deadline = move.in_(move.state.config.report_timeout_s)
+    move.enter(replace(phase, deadline=deadline))
+    return True
 
 
-def _unconnectable(move: Move, step: int) -> tuple[int, ...] | None:
-    """Everyone lives: reconnect a few times, then replace the fewest ranks that explain it."""
+def _replace_unconnectable(move: Move, step: int) -> bool:
+    """Everyone lives: reconnect a few times, then replace the fewest ranks that explain it.
+
+    False: nothing explains it, and the job has ended.
+    """
     incident, config = move.state.incident, move.state.config
     edges = incident.edges if incident is not None else ()
     first = edges[0][0] if edges else 0
     count = move.count_try("reconnect", first, step)
     if config.may_reconnect and count <= config.max_tries:
-        return ()
+        return True
     cover = sources.vertex_cover(edges)
     if not cover:
         text = f"connections broke {count} times at step {step} and nobody could say which"
         ending.stop(move, exits.TOO_MANY_INCIDENTS, text)
-        return None
+        return False
     replace_elsewhere(move, cover, "its connections could not be made again")
-    return cover
+    return True
 
 
 def replace_elsewhere(move: Move, ranks: tuple[int, ...], evidence: str) -> None:
@@ -265,21 +290,6 @@ def replace_elsewhere(move: Move, ranks: tuple[int, ...], evidence: str) -> None
         pool.end(move, member.incarnation, evidence)
 
 
-def _is_restorable(
-    move: Move,
-    reports: Mapping[str, Report],
-    stayers: tuple[sources.Stayer, ...],
-    lost: tuple[int, ...],
-) -> bool:
-    """Whether each lost rank has a source; stops the job, naming the ranks, where one has none."""
-    if agreement.is_fresh_start(move, reports, lost):
-        return True
-    missing = agreement.restoration(move, stayers, lost).missing
-    if missing:
-        ending.stop(move, exits.CANNOT_RESTORE, "; ".join(missing))
-    return not missing
-
-
 # --------------------------------------------------------------------------- joiners and plan
 
 
@@ -287,9 +297,10 @@ def _begin_seats(
     move: Move,
     number: int,
     reports: Mapping[str, Report],
-    lost: tuple[int, ...],
+    way: restoring.Way,
     before: tuple[Seat, ...],
 ) -> None:
+    lost = way.lost(move.state)
     for rank in lost:
         name = lookup.members(move.state)[rank].incarnation
         report = reports.get(name)
@@ -328,21 +339,15 @@ def _blame_rank(move: Move, rank: int, evidence: str) -> None:
 
 def gather_again(move: Move, phase: Gathering) -> None:
     """A member was lost or found while joiners are awaited: the same freeze, other seats."""
-    stayers = agreement.stayers_of(move, phase.reports)
-    freezing = Freezing(number=phase.number, reports=phase.reports, deadline=move.now)
-    if not stayers:
+    way = _way(move, phase.reports)
+    if way is None:
+        return
+    if way.kind == "none":
+        freezing = Freezing(number=phase.number, reports=phase.reports, deadline=move.now)
         move.enter(freezing)
-        _nobody_left(move, freezing)
+        _decide(move, freezing)
         return
-    agreed = sources.agree(stayers)
-    if agreed.contradiction:
-        ending.stop(move, exits.PROTOCOL_FAILED, agreed.contradiction)
-        return
-    staying = {each.rank for each in stayers}
-    lost = tuple(m.rank for m in lookup.members(move.state) if m.rank not in staying)
-    if not _is_restorable(move, phase.reports, stayers, lost):
-        return
-    _begin_seats(move, phase.number, phase.reports, lost, phase.seats)
+    _begin_seats(move, phase.number, phase.reports, way, phase.seats)
 
 
 def advance(move: Move) -> None:
@@ -350,33 +355,35 @@ def advance(move: Move) -> None:
     phase = move.state.phase
     if not isinstance(phase, Gathering) or move.state.failure is not None:
         return
-    lost = tuple(seat.rank for seat in phase.seats)
-    is_fresh = agreement.is_fresh_start(move, phase.reports, lost)
-    seats.fill(move, is_fresh)
+    way = restoring.way_of(move, phase.reports)
+    seated = {seat.rank for seat in phase.seats}
+    if way.kind == "none" or not seated.issuperset(way.lost(move.state)):
+        gather_again(move, phase)
+        return
+    seats.fill(move, way.is_fresh)
     phase = move.state.phase
-    if isinstance(phase, Gathering) and seats.are_taken(move, phase, is_fresh):
-        _issue(move, phase, is_fresh)
+    if isinstance(phase, Gathering) and seats.are_taken(move, phase, way.is_fresh):
+        _issue(move, phase)
 
 
-def _issue(move: Move, phase: Gathering, is_fresh: bool) -> None:
-    number = phase.number
+def _issue(move: Move, phase: Gathering) -> None:
     joining = {seat.rank: seat.incarnation for seat in phase.seats}
+    # What the joiners have built shows whose replicas they are.
+    way = restoring.way_of(move, phase.reports, joining)
+    if way.kind == "none" and restoring.has_hope(move):
+        return
+    number = phase.number
     if joining:
         move.reached("joiner_chosen", number)
         incidents.note(move, "joiner_ready")
-    plan = agreement.build(move, phase, is_fresh)
-    if isinstance(plan, agreement.Impossible):
+    plan = restoring.build(move, phase, way)
+    if isinstance(plan, restoring.Impossible):
         ending.stop(move, plan.code, plan.reason)
         return
     move.reached("decided", number)
     move.reached("source_chosen", number)
     incidents.note(move, "decided")
     plans.issue(move, plan)
-
-
-def _list(ranks: tuple[int, ...]) -> str:
-    word = "rank" if len(ranks) == 1 else "ranks"
-    return f"{word} {', '.join(str(rank) for rank in ranks)}"
 
 
 # --------------------------------------------------------------------------- too late

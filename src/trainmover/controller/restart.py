@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from trainmover.controller import finishing, plans, recovery
+from trainmover.controller import finishing, plans, recovery, shelf
 from trainmover.controller.config import Config
+from trainmover.controller.kept import Durable, Kept, TimeLine
 from trainmover.controller.move import Move
 from trainmover.controller.state import (
-    Completing,
     Ending,
     Forming,
     Machine,
@@ -27,6 +27,8 @@ from trainmover.controller.timers import on_due
 from trainmover.protocol.journal import (
     AbortRecorded,
     AnyRecord,
+    CheckpointBegun,
+    CheckpointKept,
     CommitRecorded,
     CompleteRecorded,
     IdentitiesKnown,
@@ -41,8 +43,9 @@ from trainmover.protocol.journal import (
     StopRequested,
     TargetFixed,
 )
-from trainmover.protocol.messages import JobSpec, Plan
+from trainmover.protocol.messages import JobSpec, Plan, Version
 from trainmover.topology import Membership
+from trainmover.topology.keeping import read_keeping
 from trainmover.units import Instant, after, seconds
 
 
@@ -63,10 +66,28 @@ class _Past:
     is_stop_wanted: bool = False
     complete: CompleteRecorded | None = None
     stopped: StoppedRecorded | None = None
+    checkpoint_number: int = 0
+    durable: Durable | None = None
+    time_lines: tuple[TimeLine, ...] = ()
+    fresh: Plan | None = None
+    """Newest plan that entered `main` anew."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Restored:
+    """A checkpoint that a job starts from instead of its own beginning."""
+
+    name: str
+    version: Version
 
 
 def initial_state(
-    config: Config, spec: JobSpec, records: Sequence[AnyRecord], term: int, now: Instant
+    config: Config,
+    spec: JobSpec,
+    records: Sequence[AnyRecord],
+    term: int,
+    now: Instant,
+    restored: Restored | None = None,
 ) -> Transition:
     """First state of a controller's life and what it does first.
 
@@ -76,8 +97,10 @@ def initial_state(
         records: All records of the journal, oldest first.
         term: Number of this life.
         now: The present instant.
+        restored: What to start from; means nothing once a first generation has been planned.
     """
     past = _read(records)
+    kept = _kept(spec, past, restored)
     state = State(
         config=config,
         spec=spec,
@@ -87,7 +110,9 @@ def initial_state(
             active=past.chosen.machines if past.chosen is not None else (),
         ),
         facts=past.chosen.facts if past.chosen is not None else None,
-        highest_number=max([0, *past.plans, *past.opened]),
+        # Lineages of the checkpoint are numbers of another life of the job: never given again.
+        highest_number=max([kept.base.lineage, *past.plans, *past.opened]),
+        kept=kept,
         identities=past.identities,
         incident_count=past.incident_count,
         closed=past.closed,
@@ -120,8 +145,7 @@ def _read(records: Sequence[AnyRecord]) -> _Past:
                 past.plans[number] = plans.with_target(past.plans[number], target)
             case CommitRecorded(number=number):
                 past.committed.append(number)
-                if past.plans[number].is_fresh_start:
-                    past.identities = ()
+                _read_commit(past, past.plans[number])
             case AbortRecorded(number=number):
                 past.aborted.append(number)
             case IncidentOpened(number=number, reason=reason, is_counted=is_counted):
@@ -130,6 +154,34 @@ def _read(records: Sequence[AnyRecord]) -> _Past:
             case _:
                 _read_other(past, record)
     return past
+
+
+def _read_commit(past: _Past, plan: Plan) -> None:
+    if plan.is_fresh_start:
+        past.identities = ()
+        past.fresh = plan
+    if shelf.leaves_steps(plan):
+        line = TimeLine(target=plan.target, number=plan.number)
+        past.time_lines = (*past.time_lines, line)
+
+
+def _kept(spec: JobSpec, past: _Past, restored: Restored | None) -> Kept:
+    """Snapshots are told by agents again; all else is in the journal."""
+    kept = Kept(
+        keeping=read_keeping(spec.settings),
+        is_relearning=bool(past.committed),
+        time_lines=past.time_lines,
+        number=past.checkpoint_number,
+        durable=past.durable,
+    )
+    first = past.fresh or next((plan for plan in past.plans.values() if plan.is_fresh_start), None)
+    if first is not None:
+        kept = replace(kept, base=first.target, restore=first.restore)
+    elif restored is not None:
+        kept = replace(kept, base=restored.version, restore=restored.name)
+    if kept.durable is None and kept.restore:
+        kept = replace(kept, durable=Durable(name=kept.restore, version=kept.base))
+    return kept
 
 
 def _read_other(past: _Past, record: AnyRecord) -> None:
@@ -142,6 +194,13 @@ def _read_other(past: _Past, record: AnyRecord) -> None:
             past.identities = identities
         case IncidentClosed(report=report):
             past.closed = (*past.closed, report)[-100:]
+        case CheckpointBegun(number=number):
+            past.checkpoint_number = max(past.checkpoint_number, number)
+        case CheckpointKept():
+            if past.durable is None or not record.is_suspect:
+                past.durable = Durable(
+                    name=record.name, version=record.version, number=record.number
+                )
         case StopRequested():
             past.is_stop_wanted = True
         case CompleteRecorded():
@@ -149,7 +208,7 @@ def _read_other(past: _Past, record: AnyRecord) -> None:
         case StoppedRecorded():
             past.stopped = record
         case _:
-            pass  # TermTaken is the journal's own business
+            pass  # TermTaken is the journal's own business; a missed checkpoint is for people
 
 
 def _with_machines(state: State, past: _Past, now: Instant) -> State:
@@ -245,8 +304,7 @@ def _resume_phase(move: Move, past: _Past) -> None:
         move.enter(replace(phase, told=tuple(sorted(move.state.machines))))
         return
     if past.complete is not None:
-        deadline = move.in_(move.state.config.complete_timeout_s)
-        move.enter(Completing(is_stopped=past.is_stop_wanted, deadline=deadline))
+        move.enter(finishing.completing(move, is_stopped=past.is_stop_wanted))
         return
     for number in _open_number(past):
         _resume_number(move, past, number)

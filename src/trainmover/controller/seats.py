@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from trainmover.controller import ending, incidents, lookup, pool
+from trainmover.controller import classes, ending, incidents, lookup, pool
 from trainmover.controller.move import Move
 from trainmover.controller.state import Gathering, Seat, Worker
 from trainmover.protocol import exits
@@ -54,6 +54,7 @@ def fill(move: Move, is_fresh: bool) -> None:
     phase = move.state.phase
     if not isinstance(phase, Gathering):
         return
+    pool.order_waiting(move)
     seats = tuple(_renewed(move, seat) for seat in phase.seats)
     move.enter(replace(phase, seats=seats))
     _fill_from_standbys(move, is_fresh)
@@ -174,6 +175,10 @@ def _has_other_sequence(move: Move, worker: Worker) -> bool:
     own = worker.readiness.sequence_digest if worker.readiness is not None else ""
     if not own or not isinstance(phase, Gathering):
         return False
+    if worker.readiness is not None and worker.readiness.answers == "recorded":
+        # Call by call it did what a member of its class did; ranks of one class may differ in the
+        # order of a pipeline's warm-up, and a lost class may have no other rank to compare with.
+        return False
     seen = {
         report.sequence_digest
         for report in phase.reports.values()
@@ -195,16 +200,34 @@ def assign(move: Move, ranks: list[int], workers: list[Worker]) -> dict[int, str
             for worker in workers
             if worker.local_rank == local_rank and worker.incarnation not in found.values()
         ]
-        fitting.sort(key=lambda w: (not _is_alike(move, rank, w.incarnation), w.as_rank != rank))
+        fitting.sort(
+            key=lambda w: (
+                not _is_alike(move, rank, w.incarnation),
+                not _covers(move, rank, w.incarnation),
+                w.as_rank != rank,
+            )
+        )
         if fitting:
             found[rank] = fitting[0].incarnation
     return found
 
 
 def _is_alike(move: Move, rank: int, name: str) -> bool:
-    worker = move.state.workers[name]
-    identity = lookup.identity_of(move.state, rank)
-    return worker.readiness is not None and worker.readiness.identity == identity
+    """Whether the standby is built as `rank`'s class of roles (else it enters `main` again)."""
+    readiness = move.state.workers[name].readiness
+    if readiness is None:
+        return False
+    role_class = classes.class_of(move.state, rank)
+    if role_class and readiness.classes:
+        return readiness.classes[-1] == role_class
+    return readiness.identity == lookup.identity_of(move.state, rank)
+
+
+def _covers(move: Move, rank: int, name: str) -> bool:
+    """Whether the standby has walked through `rank`'s class."""
+    readiness = move.state.workers[name].readiness
+    role_class = classes.class_of(move.state, rank)
+    return readiness is not None and bool(role_class) and role_class in readiness.classes
 
 
 # --------------------------------------------------------------------------- taken or given up
@@ -252,7 +275,7 @@ def seat_deadline(move: Move, seat: Seat) -> Instant:
     local_rank = lookup.local_rank_of(move.state, seat.rank)
     limit = seconds(move.state.config.joiner_timeout_s)
     building = [
-        after(worker.launched_at, limit)
+        after(worker.ordered_at or worker.launched_at, limit)
         for machine in lookup.usable_machines(move.state)
         for worker in lookup.workers_on(move.state, machine.name)
         if worker.role in {"starting", "standby"} and not worker.reason

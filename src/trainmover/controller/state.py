@@ -18,13 +18,17 @@ from typing import Literal
 
 from trainmover.controller.config import Config
 from trainmover.controller.events import Command
+from trainmover.controller.kept import START, Kept
 from trainmover.protocol.journal import Culprit, IncidentReport, RankMarks
 from trainmover.protocol.messages import (
     Done,
     Facts,
     JobSpec,
     Plan,
+    RecordingStored,
+    Rehearsal,
     Report,
+    RoleClass,
     StandbyReady,
     Version,
     WorkerStatus,
@@ -33,7 +37,6 @@ from trainmover.topology import Member, Membership
 from trainmover.units import Instant
 
 NO_FACTS = Facts()
-START = Version(step=0)
 
 # --------------------------------------------------------------------------- machines and workers
 
@@ -50,6 +53,9 @@ class Machine:
     unlinked_at: Instant | None = None
     """When its link closed; None while it is up, and before it was up in this term."""
     facts: Facts = NO_FACTS
+    labels: tuple[tuple[str, str], ...] = ()
+    registered_at: Instant | None = None
+    """Of its last hello; None: not in this term."""
     is_leaving: bool = False
     is_retired: bool = False
     """Refused or released for good: no worker is launched there any more."""
@@ -79,6 +85,10 @@ class Worker:
     as_rank: int = -1
     """Rank a standby was told to build as; -1: not told yet."""
     readiness: StandbyReady | None = None
+    rehearsals: tuple[Rehearsal, ...] | None = None
+    """Classes a standby was told to walk through (none: loop-back); None: waits for recordings."""
+    ordered_at: Instant | None = None
+    """When a standby was told to build."""
     reason: str = ""
     """Why a standby is not usable, or why it is ending."""
     ending_since: Instant | None = None
@@ -95,6 +105,9 @@ class Worker:
 
 
 # --------------------------------------------------------------------------- incident in progress
+
+Origin = Literal["", "snapshot", "checkpoint"]
+"""What all ranks were put back to; empty: nothing of the kind."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,6 +129,7 @@ class Incident:
     elsewhere: tuple[int, ...] = ()
     """Ranks whose machine is to blame: not respawned in place."""
     steps_repeated: int = 0
+    origin: Origin = ""
     first_gate_at: Instant | None = None
     request: str = ""
     """Operator's request that it answers."""
@@ -221,6 +235,8 @@ class Completing:
 
     is_stopped: bool
     deadline: Instant
+    saves_until: Instant | None = None
+    """How long the last state of a stopped job may take to be durable; None: it is not saved."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -279,6 +295,15 @@ class Wish:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Classes:
+    """Role classes as the members' first iterations have shown them."""
+
+    by_rank: Mapping[int, RoleClass] = field(default_factory=dict)
+    stored: Mapping[str, RecordingStored] = field(default_factory=dict)
+    """What became of the recording of each class, by its digest."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class State:
     """Everything the controller knows. Mappings are never changed in place."""
 
@@ -297,6 +322,9 @@ class State:
     is_fresh: bool = False
     """Whether the committed generation was a fresh start."""
     identities: tuple[str, ...] = ()
+    classes: Classes = Classes()
+    kept: Kept = field(default_factory=Kept)
+    """Snapshots and checkpoints."""
     facts: Facts | None = None
     """What every machine must equal."""
     highest_number: int = 0

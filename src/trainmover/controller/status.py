@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal, assert_never
+from typing import Any, Literal, assert_never
 
 import msgspec
 
-from trainmover.controller import lookup
+from trainmover.controller import classes, lookup, shelf
 from trainmover.controller.state import (
     Completing,
     Ended,
@@ -52,6 +52,20 @@ class StandbyView(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     """Why it is not ready, or why it would enter `main` again."""
     seconds: float
+    classes: tuple[str, ...] = ()
+    """Role classes it has rehearsed, the one it is built as last."""
+    answers: str = ""
+    """How crossing collectives were answered meanwhile: recorded, loopback or zeros."""
+
+
+class ClassView(msgspec.Struct, frozen=True, kw_only=True):
+    """Ranks that a standby rehearses as one."""
+
+    digest: str
+    ranks: tuple[int, ...]
+    recording: str
+    """File of its recording, or why there is none."""
+    bytes: int
 
 
 class MachineView(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,6 +92,7 @@ class StatusView(msgspec.Struct, frozen=True, kw_only=True):
     world_size: int
     ranks: tuple[RankView, ...]
     standbys: tuple[StandbyView, ...]
+    classes: tuple[ClassView, ...]
     machines: tuple[MachineView, ...]
     incident_count: int
     max_incidents: int
@@ -85,6 +100,17 @@ class StatusView(msgspec.Struct, frozen=True, kw_only=True):
     open_incident: str
     exit_code: int | None
     reason: str
+    snapshot_step: int = -1
+    """Step of the newest snapshot that is complete in agents' memory; -1: none."""
+    snapshot_copies: str = ""
+    """Why its copies are not all where they should be; empty: they are."""
+    checkpoint_step: int = -1
+    """Step of the newest durable checkpoint; -1: none."""
+    checkpoint_name: str = ""
+    checkpoint_age_s: float = -1.0
+    """Since it was made durable; -1: not in this controller's life."""
+    checkpoint_state: str = ""
+    """What is being written, or why the latest one failed."""
 
 
 def status(state: State, now: Instant) -> StatusView:
@@ -103,6 +129,7 @@ def status(state: State, now: Instant) -> StatusView:
         world_size=state.spec.world_size,
         ranks=tuple(_rank(state, rank) for rank in range(len(lookup.members(state)))),
         standbys=tuple(_standby(w) for w in _without_rank(state)),
+        classes=_classes(state),
         machines=tuple(_machine(state, name) for name in _machine_names(state)),
         incident_count=state.incident_count,
         max_incidents=state.config.max_incidents,
@@ -110,7 +137,26 @@ def status(state: State, now: Instant) -> StatusView:
         open_incident=state.incident.reason if state.incident is not None else "",
         exit_code=code,
         reason=reason,
+        **_kept(state, now),
     )
+
+
+def _kept(state: State, now: Instant) -> dict[str, Any]:
+    kept = state.kept
+    complete, durable = shelf.complete_versions(state), kept.durable
+    at = durable.at if durable is not None else None
+    doing = kept.failure
+    if kept.writing is not None:
+        version = kept.writing.version
+        doing = f"checkpoint {kept.writing.number} of step {version.step} is being written"
+    return {
+        "snapshot_step": complete[0].step if complete else -1,
+        "snapshot_copies": "; ".join(kept.reasons),
+        "checkpoint_step": durable.version.step if durable is not None else -1,
+        "checkpoint_name": durable.name if durable is not None else "",
+        "checkpoint_age_s": in_seconds(now - at) if at is not None else -1.0,
+        "checkpoint_state": doing,
+    }
 
 
 def word(state: State) -> Word:
@@ -197,6 +243,8 @@ def _standby(worker: Worker) -> StandbyView:
     reason = worker.reason
     if not reason and readiness is None:
         reason = "builds main" if worker.role == "standby" else "starts"
+        if worker.role == "standby" and worker.rehearsals is None:
+            reason = "waits for the first iterations to be recorded"
     elif not reason and readiness is not None:
         reason = readiness.reason
     return StandbyView(
@@ -207,7 +255,19 @@ def _standby(worker: Worker) -> StandbyView:
         as_rank=worker.as_rank,
         reason=reason,
         seconds=readiness.seconds if readiness is not None else 0.0,
+        classes=readiness.classes if readiness is not None else (),
+        answers=readiness.answers if readiness is not None else "",
     )
+
+
+def _classes(state: State) -> tuple[ClassView, ...]:
+    views = []
+    for digest, ranks in classes.groups(state).items():
+        stored = state.classes.stored.get(digest)
+        where = "not stored yet" if stored is None else stored.reason or stored.file
+        size = 0 if stored is None else stored.bytes
+        views.append(ClassView(digest=digest, ranks=ranks, recording=where, bytes=size))
+    return tuple(views)
 
 
 def _machine_names(state: State) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from trainmover.controller import ending, incidents, lookup, plans
+from trainmover.controller import ending, incidents, lookup, plans, shelf
 from trainmover.controller.move import Move
 from trainmover.controller.state import (
     Flagged,
@@ -29,6 +29,7 @@ from trainmover.protocol.messages import (
     RaiseFlag,
     Source,
     SwitchoverRequest,
+    TakeSnapshot,
     Version,
 )
 from trainmover.topology import Member, Membership
@@ -65,7 +66,7 @@ def _refusal(move: Move, request: SwitchoverRequest) -> str:
         doing = type(state.phase).__name__.lower()
         if incident is not None and incident.is_planned:
             return f"a switchover is open already ({doing}); wait for it"
-        if isinstance(state.phase, Forming):
+        if isinstance(state.phase, Forming) or state.generation == 0:
             return "the job is still forming; wait until it trains"
         return f"the job is {doing}; wait until it trains"
     if state.wish is not None:
@@ -270,9 +271,29 @@ def on_ready(move: Move, phase: Preparing, name: str) -> None:
     deadline = move.in_(move.state.config.boundary_timeout_s)
     move.enter(Flagged(plan=phase.plan, deadline=deadline))
     for member in lookup.member_names(move.state):
+        if _leaves_alone(move, phase.plan):
+            move.tell(member, TakeSnapshot(term=move.state.term, level=shelf.SNAPSHOT))
         move.tell(member, RaiseFlag(term=move.state.term, number=phase.plan.number))
     incidents.note(move, "flag_raised")
     move.reached("flag_set", phase.plan.number)
+
+
+def _leaves_alone(move: Move, plan: Plan) -> bool:
+    """Whether a leaver's bulk state is nobody else's.
+
+    Should its joiner die right behind the commit, the state would be gone with the leaver
+    (protocol 21): a snapshot at the very boundary of the switchover loses no step.
+    """
+    kept = move.state.kept
+    if not kept.keeping.snapshot.is_on or not kept.stores:
+        return False
+    leaving = [member.rank for member in plan.leaver_members]
+    staying = {
+        lookup.identity_of(move.state, member.rank)
+        for member in lookup.members(move.state)
+        if member.rank not in leaving
+    }
+    return any(lookup.identity_of(move.state, rank) not in staying for rank in leaving)
 
 
 def on_boundary(move: Move, body: AtBoundary | Done) -> None:

@@ -10,6 +10,8 @@ from dataclasses import replace
 from typing import assert_never
 
 from trainmover.controller import (
+    checkpoints,
+    classes,
     ending,
     finishing,
     forming,
@@ -19,6 +21,7 @@ from trainmover.controller import (
     plans,
     pool,
     recovery,
+    shelf,
     switchover,
 )
 from trainmover.controller.move import Move
@@ -192,6 +195,7 @@ def _on_training(move: Move, phase: Training) -> None:
         _release_leavers(move)
     if incidents.has_to_close(move):
         incidents.close(move)
+    finishing.suspend_if_all_leave(move)
     switchover.advance(move)
 
 
@@ -230,7 +234,17 @@ def resend(move: Move) -> None:
         _resend_to_worker(move, move.state.workers[name])
     for name, body in unanswered(move):
         move.tell(name, body)
+    _keep_states(move)
+    classes.ask_again(move)
     finishing.ask_to_stop(move)
+
+
+def _keep_states(move: Move) -> None:
+    shelf.on_pulse(move)
+    waited_for = checkpoints.unanswered(move.state)
+    checkpoints.advance(move)
+    for machine, order in waited_for:
+        move.send(machine, order)
 
 
 def _resend_to_worker(move: Move, worker: Worker) -> None:

@@ -10,6 +10,8 @@ from dataclasses import replace
 from typing import assert_never
 
 from trainmover.controller import (
+    checkpoints,
+    classes,
     ending,
     finishing,
     incidents,
@@ -18,6 +20,7 @@ from trainmover.controller import (
     plans,
     pool,
     recovery,
+    shelf,
     switchover,
     timers,
 )
@@ -50,8 +53,11 @@ from trainmover.protocol.messages import (
     AgentLeaving,
     AtBoundary,
     Broken,
+    CheckpointCommitted,
+    CheckpointFailed,
     Commit,
     CommitAcknowledged,
+    Coverage,
     Done,
     Finding,
     FinishPassed,
@@ -66,8 +72,14 @@ from trainmover.protocol.messages import (
     Lost,
     PhaseOneFailed,
     PhaseOneReady,
+    RecordingStored,
     Report,
+    RoleClass,
     ScriptFailed,
+    ShardsWritten,
+    SnapshotFailed,
+    SnapshotsHeld,
+    SnapshotTaken,
     StandbyFailed,
     StandbyReady,
     StepLogged,
@@ -112,6 +124,7 @@ def transition(state: State, event: Event, now: Instant) -> Transition:
 def _on_linked(move: Move, name: str) -> None:
     machine = move.state.machines.get(name)
     if machine is not None:
+        shelf.touch(move)
         move.keep_machine(replace(machine, is_linked=True, unlinked_at=None, heard_at=move.now))
 
 
@@ -122,6 +135,7 @@ def _on_unlinked(move: Move, name: str) -> None:
     if machine.is_linked:
         machine = replace(machine, is_linked=False, unlinked_at=move.now)
         move.keep_machine(machine)
+        shelf.touch(move)
     move.because(f"link of {name} closed")
     if isinstance(move.state.phase, Ending):
         ending.on_unlinked(move, move.state.phase, name)
@@ -152,6 +166,7 @@ def _on_agent(move: Move, name: str, body: FromAgentMessage) -> None:
     match body:
         case AgentHello():
             pool.on_hello(move, body)
+            shelf.on_hello(move, body)
         case Heartbeat():
             _on_heartbeat(move, body)
         case WorkerStarted():
@@ -164,6 +179,24 @@ def _on_agent(move: Move, name: str, body: FromAgentMessage) -> None:
             _on_worker(move, incarnation, worker_body, name)
         case AgentLeaving(reason=reason):
             _on_leaving(move, name, reason)
+        case SnapshotsHeld() | ShardsWritten() | CheckpointFailed() | CheckpointCommitted():
+            _on_kept(move, body)
+        case _ as never:
+            assert_never(never)
+
+
+def _on_kept(
+    move: Move, body: SnapshotsHeld | ShardsWritten | CheckpointFailed | CheckpointCommitted
+) -> None:
+    match body:
+        case SnapshotsHeld():
+            shelf.on_held(move, body)
+        case ShardsWritten():
+            checkpoints.on_shards(move, body)
+        case CheckpointFailed():
+            checkpoints.on_failed(move, body)
+        case CheckpointCommitted():
+            checkpoints.on_committed(move, body)
         case _ as never:
             assert_never(never)
 
@@ -213,6 +246,7 @@ def _on_leaving(move: Move, name: str, reason: str) -> None:
     if not machine.is_leaving and not machine.is_retired:
         move.keep_machine(replace(machine, is_leaving=True, reason=f"is leaving: {reason}"))
         move.because(f"{name} asks to leave: {reason}")
+        shelf.touch(move)
 
 
 # --------------------------------------------------------------------------- workers
@@ -251,7 +285,15 @@ def _on_worker(move: Move, name: str, body: FromWorkerBody, machine: str) -> Non
             losses.on_script_failed(move, worker, body)
         case LinkLost(reason=reason):
             losses.worker_ended_by_us(move, name, f"worker {name} gave up: {reason}")
-        case StepLogged() | Finding():
+        case RoleClass():
+            classes.on_role_class(move, body)
+            pool.order_waiting(move)
+        case RecordingStored():
+            classes.on_stored(move, body)
+            pool.order_waiting(move)
+        case SnapshotFailed():
+            shelf.on_missed(move, body)
+        case StepLogged() | Finding() | Coverage() | SnapshotTaken():
             pass  # kept by the daemon, not for the decider
         case _ as never:
             assert_never(never)

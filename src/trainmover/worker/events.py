@@ -22,8 +22,10 @@ from trainmover.protocol.messages import (
     Edge,
     FromWorkerBody,
     Held,
+    KeepRecording,
     Mark,
     Plan,
+    Rehearsal,
     Version,
 )
 
@@ -58,6 +60,10 @@ class BoundaryReached(LocalEvent, frozen=True, kw_only=True):
     can_adopt_in_place: bool = True
     reason: str = ""
     seconds: float = 0.0
+    classes: tuple[str, ...] = ()
+    """Standby: role classes it has rehearsed, the one it is built as last."""
+    answers: str = "loopback"
+    """Standby: how crossing collectives were answered."""
 
 
 class GateRequested(LocalEvent, frozen=True, kw_only=True):
@@ -209,6 +215,8 @@ class EnterMain(Command, frozen=True, kw_only=True):
     world_size: int
     is_loopback: bool
     attempts: int = -1
+    rehearsals: tuple[Rehearsal, ...] = ()
+    """Standby: classes to walk through, one entry each; the last is `rank`'s."""
 
 
 class Proceed(Command, frozen=True, kw_only=True):
@@ -291,6 +299,12 @@ class FinishMain(Command, frozen=True, kw_only=True):
     """All ranks have finished (COMPLETE): `main` may return and the process may end."""
 
 
+class DecideRecording(Command, frozen=True, kw_only=True):
+    """The controller has chosen who keeps the recording of this rank's class."""
+
+    order: KeepRecording
+
+
 class StopWorker(Command, frozen=True, kw_only=True):
     """Close all channels and end this process with `code` for one reason."""
 
@@ -314,5 +328,6 @@ AnyCommand = (
     | AbortGeneration
     | LeaveMain
     | FinishMain
+    | DecideRecording
     | StopWorker
 )

@@ -22,6 +22,7 @@ from trainmover.protocol.messages import (
     Facts,
     Fence,
     Freeze,
+    KeepRecording,
     LinkLost,
     PlanIssued,
     Prepare,
@@ -30,6 +31,7 @@ from trainmover.protocol.messages import (
     StandbyReady,
     StopAtBoundary,
     StopNow,
+    TakeSnapshot,
     ToWorkerBody,
     WorkerUp,
 )
@@ -39,6 +41,7 @@ from trainmover.worker.events import (
     ChannelBroken,
     CutOverBroke,
     CutOverDone,
+    DecideRecording,
     FinishMain,
     GateCompleted,
     GateRequested,
@@ -107,6 +110,7 @@ from trainmover.worker.lifecycle_step import (
     on_personal,
     replace_reason,
     stop,
+    take_snapshot,
     try_contribute,
 )
 from trainmover.worker.lifecycle_switch import (
@@ -228,6 +232,10 @@ def _on_message(state: WorkerState, event: ToWorkerBody, now: Instant) -> Transi
             return on_abort(state, event, now)
         case Release():
             return on_release(state, event, now)
+        case TakeSnapshot(level=level):
+            return take_snapshot(state, level)
+        case KeepRecording():
+            return Transition(state, (DecideRecording(order=event),), "its class's keeper is known")
         case Fence() | Complete() | StopAtBoundary() | StopNow():
             return _on_end(state, event)
 

@@ -276,6 +276,7 @@ def report_of(state: WorkerState) -> Report:
         has_entered=has_entered,
         last_result=state.last_result,
         broken_state=state.broken_state,
+        is_half_rolled_back=state.is_half_rolled_back,
         is_building=state.is_build_void or is_unbuilt,
         identity=state.identity,
         attempts=state.attempts + int(started),

@@ -60,16 +60,8 @@ class LifecycleConfig:
     """Rules switched off; only the simulation's mutation check sets it."""
 
     def __post_init__(self) -> None:
-        positive = {
-            "gate_timeout_s": self.gate_timeout_s,
-            "run_out_timeout_s": self.run_out_timeout_s,
-            "build_timeout_s": self.build_timeout_s,
-            "controller_timeout_s": self.controller_timeout_s,
-            "resend_interval_s": self.resend_interval_s,
-            "standby_resend_interval_s": self.standby_resend_interval_s,
-            "pause_limit_s": self.pause_limit_s,
-            "confirm_s": self.confirm_s,
-        }
+        names = [name for name in self.__dataclass_fields__ if name.endswith("_s")]
+        positive = {name: getattr(self, name) for name in names}
         for name, value in positive.items():
             if value <= 0:
                 raise ConfigError(f"worker.{name} must be above 0, is {value}")
@@ -295,6 +287,8 @@ class WorkerState:
     is_broken: bool = False
     edges: tuple[Edge, ...] = ()
     broken_state: str = ""
+    is_half_rolled_back: bool = False
+    """A roll-back or a start anew is taken up: until it is committed, only another one can be."""
     is_build_void: bool = False
     """The generation broke before the first boundary: what `main` has built is worthless."""
     is_first_gate_passed: bool = False
@@ -309,6 +303,8 @@ class WorkerState:
     flag: int = 0
     """Number to carry in the next gate (RaiseFlag)."""
     is_stop_requested: bool = False
+    snapshot_wanted: int = 0
+    """Level of the snapshot that the next gate asks for (TakeSnapshot)."""
     highest_aborted: int = 0
     """Numbers grow and at most one is open, so any lower flagged number is settled too."""
     outbox: tuple[Outgoing, ...] = ()

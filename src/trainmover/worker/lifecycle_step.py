@@ -134,6 +134,8 @@ def _parked(state: WorkerState, rank: int, event: BoundaryReached, now: Instant)
         can_adopt_in_place=event.can_adopt_in_place,
         reason=event.reason,
         seconds=event.seconds,
+        classes=event.classes,
+        answers=event.answers,
     )
     move = post(replace(state, main=Parked(rank)), ready, now)
     if isinstance(state.switch, Accepted):
@@ -147,6 +149,8 @@ def _built(state: WorkerState, event: BoundaryReached, now: Instant) -> Transiti
         text = f"main built at step {event.step}, generation {state.generation} starts at {step}"
         return stop(state, exits.PROTOCOL_FAILED, text)
     bound = replace(state, main=Bound(step))
+    if isinstance(state.switch, Accepted) and state.switch.plan.is_rollback:
+        return start_cut_over(bound, now)  # all that was built is loaded over
     if state.is_broken or state.is_frozen:
         return stay(replace(bound, is_build_void=True), "built on invented values: void")
     tracked = Tracked(
@@ -163,7 +167,8 @@ def arrive(state: WorkerState, now: Instant) -> Transition:
     """At a boundary: whatever waited for it happens, else the next step runs."""
     step = state.applied.step
     if isinstance(state.switch, Accepted):
-        if state.switch.plan.target != state.applied:
+        plan = state.switch.plan
+        if plan.target != state.applied and not plan.is_rollback:
             return off_target(state)
         return start_cut_over(state, now)
     if state.is_frozen or state.is_broken:
@@ -212,14 +217,30 @@ def replace_reason(move: Transition, reason: str) -> Transition:
     return Transition(move.state, move.commands, reason)
 
 
+def oldest_needed(state: WorkerState) -> int:
+    """Step below which personal state is needed no more: the own one, or a roll-back's target."""
+    switch = state.switch
+    step = state.applied.step
+    is_rollback = switch is not None and switch.plan.is_rollback
+    return min(step, switch.plan.target.step) if switch is not None and is_rollback else step
+
+
 def drop_old_personal(state: WorkerState) -> WorkerState:
     """W7: personal state of versions below the own one is needed no more."""
-    step = state.applied.step
+    step = oldest_needed(state)
     kept = tuple(held for held in state.personal if held.version.step >= step)
     return state if len(kept) == len(state.personal) else replace(state, personal=kept)
 
 
 # ------------------------------------------------------------------------- the gate
+
+
+def take_snapshot(state: WorkerState, level: int) -> Transition:
+    """The controller wants a snapshot: the next gate asks all ranks for it."""
+    if not state.is_member:
+        return stay(state, "has no rank")
+    wanted = replace(state, snapshot_wanted=max(state.snapshot_wanted, level))
+    return stay(wanted, f"a snapshot of level {level} rides on the next gate")
 
 
 def flags_to_carry(state: WorkerState) -> tuple[int, bool]:
@@ -259,6 +280,7 @@ def try_contribute(state: WorkerState, now: Instant) -> Transition:
     vector = list(ready.flags)
     vector[flags.SWITCH_NUMBER] = number
     vector[flags.STOP_REQUESTED] = int(is_stop_requested)
+    vector[flags.SNAPSHOT] = max(vector[flags.SNAPSHOT], state.snapshot_wanted)
     moved = replace(state, main=InGate(ready.step, ready.kind, now))
     command = ContributeGate(step=ready.step, kind=ready.kind, flags=tuple(vector))
     return Transition(moved, (command,), f"contributes to gate {ready.step}")
@@ -267,7 +289,7 @@ def try_contribute(state: WorkerState, now: Instant) -> Transition:
 def on_personal(state: WorkerState, event: PersonalReceived, now: Instant) -> Transition:
     """A ward's personal state is held here; a final copy takes the place of the gate's."""
     new = event.held
-    if new.version.step < state.applied.step and state.is_member:
+    if new.version.step < oldest_needed(state) and state.is_member:
         return stay(state, "personal state of a version that is needed no more")
     for held in state.personal:
         same = held.owner_rank == new.owner_rank and held.version == new.version
@@ -297,7 +319,9 @@ def on_gate_completed(state: WorkerState, event: GateCompleted, now: Instant) ->
         if not state.follows("finish"):
             return stop(state, exits.COMPLETED, "leaves without COMPLETE")
         return join(first, finish(passed, is_stopped=False, now=now))
-    moved = replace(passed, main=Tail(gate.step, now))
+    level = flags.GateResult(vector=event.vector).snapshot
+    wanted = passed.snapshot_wanted if level < passed.snapshot_wanted else 0
+    moved = replace(passed, main=Tail(gate.step, now), snapshot_wanted=wanted)
     command = ApplyGate(step=gate.step, kind=gate.kind, vector=event.vector)
     applied = Transition(moved, (command,), f"gate {gate.step} passed")
     return join(first, applied) if first.commands else applied

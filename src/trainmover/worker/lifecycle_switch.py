@@ -37,17 +37,21 @@ from trainmover.worker.lifecycle_commit import settle_open
 from trainmover.worker.lifecycle_state import (
     Accepted,
     Bound,
+    Building,
     CuttingOver,
     Ended,
     Failed,
     Finished,
     HeldInGate,
+    InGate,
     Leaving,
     NotEntered,
     Offered,
     Parked,
     Prepared,
+    Ready,
     Rehearsing,
+    Running,
     RunningOut,
     Tail,
     Transition,
@@ -79,7 +83,17 @@ def on_become_standby(state: WorkerState, event: BecomeStandby, now: Instant) ->
         case _:
             moved = replace(state, main=Rehearsing(event.as_rank, now))
             cleared = answered(moved, StandbyReady, StandbyFailed)
-            return Transition(cleared, (_loop_back(event.as_rank, event.world_size, -1),), "builds")
+            return Transition(cleared, (_rehearse(event),), "builds")
+
+
+def _rehearse(event: BecomeStandby) -> EnterMain:
+    first = event.rehearsals[0].as_rank if event.rehearsals else event.as_rank
+    return EnterMain(
+        rank=first,
+        world_size=event.world_size,
+        is_loopback=True,
+        rehearsals=event.rehearsals,
+    )
 
 
 def _loop_back(rank: int, world_size: int, attempts: int) -> EnterMain:
@@ -214,11 +228,14 @@ def _cut_over_if_there(state: WorkerState, plan: Plan, now: Instant) -> Transiti
 def _take_up(state: WorkerState, plan: Plan, now: Instant) -> Transition:
     accepted = replace(state, switch=Accepted(plan))
     if plan.is_fresh_start:
-        if state.is_member:
-            accepted = replace(accepted, main=NotEntered(), is_build_void=True)
-        return start_cut_over(accepted, now)
+        return start_cut_over(_left_main(accepted, plan) if state.is_member else accepted, now)
     if state.incarnation in plan.joiners or not state.is_member:
         return _join(accepted, plan, now)
+    if plan.is_rollback:
+        return _roll_back(accepted, plan, now)
+    if state.is_half_rolled_back:
+        text = f"plan {plan.number} counts on a state that is {state.broken_state}"
+        return stop(state, exits.PROTOCOL_FAILED, text)
     step = plan.target.step
     match state.main:
         case Bound(step=at) if at == step and state.applied == plan.target:
@@ -239,6 +256,42 @@ def _take_up(state: WorkerState, plan: Plan, now: Instant) -> Transition:
             applied = replace(accepted, main=Tail(at, now), last_result=plan.result)
             command = ApplyGate(step=at, kind=kind, vector=plan.result)
             return Transition(applied, (command,), "some rank passed: applies")
+        case _:
+            return off_target(state)
+
+
+def _left_main(state: WorkerState, plan: Plan) -> WorkerState:
+    """`main` is entered anew; what it had is gone, which matters if steps are left behind by it."""
+    left = replace(state, main=NotEntered(), is_build_void=True)
+    is_in_gate = isinstance(state.main, HeldInGate | InGate | Tail | Finished)
+    if state.applied.step <= plan.target.step and not is_in_gate:
+        return left
+    text = state.broken_state or "left main for a start that was not committed"
+    return replace(left, broken_state=text, is_half_rolled_back=True)
+
+
+def _roll_back(state: WorkerState, plan: Plan, now: Instant) -> Transition:
+    """Every member loads its snapshot, wherever it stands: at a boundary, nothing half done.
+
+    From here on its own state is good for nothing but another roll-back: a held rank that has
+    undone can't apply any more.
+    """
+    text = state.broken_state or f"half rolled back to step {plan.target.step}"
+    state = replace(state, broken_state=text, is_half_rolled_back=True)
+    match state.main:
+        case Bound():
+            return start_cut_over(state, now)
+        case Finished(step=at, is_stopped=True):
+            return start_cut_over(replace(state, main=Bound(at)), now)
+        case Finished(step=at) | HeldInGate(step=at) | InGate(step=at) | Ready(step=at):
+            undone = replace(state, main=RunningOut(at, now))
+            return Transition(undone, (UndoStep(step=at),), "undoes, then rolls back")
+        case Running(step=at):
+            return stay(replace(state, main=RunningOut(at, now)), "runs out, then rolls back")
+        case RunningOut() | Tail() | Building():
+            return stay(state, "rolls back at the next boundary")
+        case NotEntered() | Parked() | Rehearsing():
+            return _join(state, plan, now)
         case _:
             return off_target(state)
 

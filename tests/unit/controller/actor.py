@@ -27,6 +27,7 @@ class Actor:
     identity: str = "all"
     holds_for: tuple[int, ...] | None = None
     broken_state: str = ""
+    is_half_rolled_back: bool = False
     edges: tuple[m.Edge, ...] = ()
     is_stopped: bool = False
     bulk_digest: int = 7
@@ -88,6 +89,7 @@ class Actor:
             has_entered=self.has_entered,
             last_result=(0, 0, 1, 0, 0, 0, 0, 0),
             broken_state=self.broken_state,
+            is_half_rolled_back=self.is_half_rolled_back,
             is_building=self.is_building,
             identity=self.identity if self.rank >= 0 else "",
             attempts=3,

@@ -27,6 +27,8 @@ class Stage:
     standby: int = 1
     workers_per_machine: int = 1
     config: controller.Config | None = None
+    restored: controller.Restored | None = None
+    settings: tuple[tuple[str, str], ...] = ()
     now: Instant = ZERO
     term: int = 1
     records: list[journal.AnyRecord] = field(default_factory=list)
@@ -42,6 +44,7 @@ class Stage:
     ended: controller.EndJob | None = None
     facts: dict[str, m.Facts] = field(default_factory=dict)
     agents: dict[str, str] = field(default_factory=dict)
+    labels: dict[str, tuple[tuple[str, str], ...]] = field(default_factory=dict)
     _queue: list[controller.Event] = field(default_factory=list)
 
     # ------------------------------------------------------------------ set-up
@@ -54,6 +57,7 @@ class Stage:
             script="train.py",
             world_size=world,
             workers_per_machine=self.workers_per_machine,
+            settings=self.settings,
         )
         names = tuple(f"m{index}" for index in range(self.machines + self.standby))
         if self.config is None:
@@ -63,7 +67,9 @@ class Stage:
 
     def _start(self) -> None:
         self.records.append(journal.TermTaken(term=self.term))
-        first = controller.initial_state(self.config, self.spec, self.records, self.term, self.now)
+        first = controller.initial_state(
+            self.config, self.spec, self.records, self.term, self.now, self.restored
+        )
         self._take(first)
 
     def form(self) -> Stage:
@@ -81,6 +87,7 @@ class Stage:
             machine=name,
             incarnation=self.agents.get(name, f"agent-{name}"),
             facts=self.facts.get(name, m.Facts(must_equal=(("torch", "2.13"),))),
+            labels=self.labels.get(name, ()),
             workers=self._statuses(name),
         )
         self.agent(name, hello)
@@ -360,6 +367,7 @@ class Stage:
             return
         actor.rank, actor.generation, actor.version = rank, number, actor.prepared_version
         actor.promise, actor.edges, actor.has_entered = number, (), False
+        actor.broken_state, actor.is_half_rolled_back = "", False
         name = actor.incarnation
         self._say(actor, m.CommitAcknowledged(incarnation=name, number=number))
         if self.state.is_fresh:

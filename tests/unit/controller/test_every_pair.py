@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from tests.unit.controller.play import Stage
+from tests.unit.controller.shelves import at, held, hold, settle, sharded
 
 from trainmover import controller
 from trainmover.protocol import messages as m
@@ -68,6 +69,38 @@ def unplanned(silent: type) -> Callable[[], Stage]:
     return build
 
 
+def rolling_back() -> Stage:
+    stage = sharded()
+    settle(stage)
+    hold(stage, at(2))
+    silence(stage, m.PlanIssued)
+    stage.exit(stage.name(1))
+    return stage
+
+
+def hoping() -> Stage:
+    stage = sharded()
+    settle(stage)
+    stage.gate()
+    stage.crash_at = "detected"
+    stage.exit(stage.name(1))
+    return stage
+
+
+def saving() -> Stage:
+    stage = sharded(settings=(("checkpoint.directory", "/c"),))
+    settle(stage)
+    hold(stage, at(2), level=2)
+    stage.wait(1)
+    return stage
+
+
+def suspending() -> Stage:
+    stage = saving()
+    stage.finish(is_stopped=True)
+    return stage
+
+
 def finishing() -> Stage:
     stage = Stage().form()
     passed = m.FinishPassed(incarnation=stage.name(0), generation=1, step=3)
@@ -106,6 +139,10 @@ PHASES: dict[str, tuple[Callable[[], Stage], str]] = {
     "freezing": (unplanned(m.Freeze), "Freezing"),
     "gathering": (unplanned(m.BecomeStandby), "Gathering"),
     "unplanned cut-over": (unplanned(m.PlanIssued), "Switching"),
+    "roll-back cut-over": (rolling_back, "Switching"),
+    "nothing known to restore from": (hoping, "Freezing"),
+    "a checkpoint under way": (saving, "Training"),
+    "suspending": (suspending, "Completing"),
     "finishing": (finishing, "Finishing"),
     "completing": (completing, "Completing"),
     "ending": (ending, "Ending"),
@@ -149,6 +186,7 @@ def worker_bodies(name: str, number: int) -> Iterator[m.FromWorkerBody]:
             is_machine_caused=is_machine_caused,
         )
     yield m.StepLogged(incarnation=name, step=2, lineage=1, values=())
+    yield m.SnapshotFailed(incarnation=name, rank=0, version=version, reason="x")
     yield m.Finding(incarnation=name, rank=0, kind="k", text="t")
     yield m.LinkLost(incarnation=name, reason="x", code=4)
 
@@ -183,6 +221,22 @@ def agent_bodies(machine: str, name: str) -> Iterator[m.FromAgentMessage]:
     yield m.WorkerLaunchFailed(machine=machine, incarnation=name, reason="x")
     yield m.WorkerExited(machine=machine, incarnation=name, exit_code=1, signal=None)
     yield m.AgentLeaving(machine=machine, reason="SIGTERM")
+    for number in (0, 1, 2):
+        version = at(2)
+        yield m.SnapshotsHeld(
+            machine=machine,
+            incarnation=f"agent-{machine}",
+            host="h",
+            port=7,
+            held=(held(number, version),),
+            level=number + 1,
+        )
+        shard = m.ShardWritten(rank=0, record="{}")
+        yield m.ShardsWritten(
+            machine=machine, number=number, version=version, shards=(shard,), seconds=0.1
+        )
+        yield m.CheckpointFailed(machine=machine, number=number, version=version, reason="x")
+        yield m.CheckpointCommitted(machine=machine, number=number, version=version, name="n")
 
 
 @pytest.mark.parametrize("phase", PHASES)
