@@ -15,11 +15,11 @@ import sys
 from pathlib import Path
 from typing import Any, assert_never
 
-import msgspec
-
 from trainmover import agent
 from trainmover.agent import Exit, Kill, Launch, ToController, ToWorkerLink
 from trainmover.daemons import settings as settings_of
+from trainmover.daemons.fencing import fence
+from trainmover.daemons.launching import fork_request
 from trainmover.daemons.loop import Decider, DeciderLoop
 from trainmover.daemons.options import AgentOptions, read_options
 from trainmover.daemons.process import open_log, run_daemon, watch_parent
@@ -30,32 +30,25 @@ from trainmover.daemons.run_directory import (
     read_struct,
     write_struct,
 )
+from trainmover.daemons.snapshot_plane import SnapshotPlane, Surroundings
 from trainmover.edges import clock, probes, seal
 from trainmover.edges.agent_link import AgentLink, AgentLinkHandlers
 from trainmover.edges.launcher import Launcher, NurserySettings, log_tail
 from trainmover.edges.pages import Pages
 from trainmover.edges.worker_link import WorkerLinkHandlers, WorkerLinkServer
-from trainmover.errors import AuthenticationFailed, ConfigError
+from trainmover.errors import AuthenticationFailed, ConfigError, LocalProtocolError
 from trainmover.protocol import exits
-from trainmover.protocol.messages import (
-    Commit,
-    Fence,
-    Freeze,
-    JobSpec,
-    Message,
-    ToWorkerBody,
-    WorkerLaunch,
-    WorkerStatus,
-)
-from trainmover.protocol.nursery import Exited, Forked, ForkedWorker, ForkFailed, ForkRequest
+from trainmover.protocol.messages import JobSpec, WorkerLaunch, WorkerStatus
+from trainmover.protocol.nursery import Exited, Forked, ForkedWorker, ForkFailed
+from trainmover.topology.keeping import Keeping, read_keeping
 
 log = logging.getLogger("agent")
 
 LOG_TAIL_BYTES = 8000
-FENCED_FOR_GOOD = -1
-NO_FENCE = 0
-NOT_FOR_WORKERS = (seal.TOKEN_VARIABLE,)
 DRAIN_LIMIT_S = 2.0
+LAST_WORDS_S = 0.25
+"""Longest wait for the end of a dead worker's link: what it said last must not be overtaken by the
+news of its end. A child that has inherited the connection must not hold the news back for long."""
 
 
 class AgentDaemon:
@@ -89,7 +82,7 @@ class AgentDaemon:
             WorkerLinkHandlers(
                 pid_of=self._launcher.pid_of,
                 on_linked=self._link_worker,
-                on_unlinked=lambda name: self._post(agent.WorkerUnlinked(incarnation=name)),
+                on_unlinked=self._unlink_worker,
                 on_message=lambda name, body: self._post(
                     agent.FromWorkerLink(incarnation=name, body=body)
                 ),
@@ -106,8 +99,20 @@ class AgentDaemon:
             ),
         )
         self._loop: DeciderLoop[agent.State, agent.Event, agent.Command] | None = None
+        self._unheard: dict[str, agent.ProcessExited] = {}
+        """Ends of workers whose link has not been read to its end."""
         self._early: list[agent.Event] = []
         """Events of adopted workers that reconnect before the decider exists."""
+        self._plane = SnapshotPlane(
+            Surroundings(
+                machine=self._machine,
+                host=options.host,
+                secret=self._job_secret,
+                keeping=self._keeping,
+                post=self._post_from_thread,
+            )
+        )
+        self._events_of: asyncio.AbstractEventLoop | None = None
         self._exit: Exit | None = None
         self._is_parent_gone = False
         self._starting: asyncio.Task[Any] | None = None
@@ -116,6 +121,7 @@ class AgentDaemon:
         """Until the decider ends the agent; its exit code."""
         self._make_runtime()
         self._starting = asyncio.current_task()
+        self._events_of = asyncio.get_running_loop()
         await self._workers.start()
         self._launcher.on_spawn = lambda _: self._write_pids()
         if self._options.is_embedded:
@@ -126,16 +132,12 @@ class AgentDaemon:
             up = await self._launcher.start()
         except asyncio.CancelledError:
             return await self._end()
-        log.info(
-            "nursery %d: warm in %.1f s, %d threads, %d workers live",
-            up.pid,
-            up.warm_seconds,
-            up.thread_count,
-            len(up.workers),
-        )
+        count = len(up.workers)
+        log.info("nursery %d: warm in %.1f s, %d workers live", up.pid, up.warm_seconds, count)
         if up.thread_count > 1:
             log.warning("the nursery has more than one thread: workers start by fork and exec")
         loop = self._make_loop(up.workers)
+        self._plane.start()
         self._write_pids()
         await self._serve(loop)
         return await self._end()
@@ -184,6 +186,7 @@ class AgentDaemon:
                 raise result
 
     async def _end(self) -> int:
+        self._plane.close()
         await self._launcher.end(0.0)
         await self._workers.close()
         for incarnation in list(self._local_ranks):
@@ -246,6 +249,24 @@ class AgentDaemon:
         else:
             self._loop.post(event)
 
+    def _post_from_thread(self, event: agent.Event) -> None:
+        loop = self._events_of
+        if loop is None or loop.is_closed():
+            return  # the agent has ended meanwhile
+        loop.call_soon_threadsafe(self._post, event)
+
+    def _job(self) -> JobSpec | None:
+        phase = None if self._loop is None else self._loop.state.phase
+        return getattr(phase, "spec", None)
+
+    def _job_secret(self) -> bytes | None:
+        spec = self._job()
+        return None if spec is None else seal.channel_secret(self._token, spec.run_id)
+
+    def _keeping(self) -> Keeping:
+        spec = self._job()
+        return read_keeping(self._options.settings if spec is None else spec.settings)
+
     def _link_worker(self, incarnation: str) -> None:
         self._post(
             agent.WorkerLinked(
@@ -269,13 +290,29 @@ class AgentDaemon:
                 self._local_ranks.pop(name, None)
                 self._pages.close(name)
                 tail = log_tail(self._log_paths.pop(name, ""), LOG_TAIL_BYTES)
-                self._post(
+                self._hear_exit(
                     agent.ProcessExited(
                         incarnation=name, exit_code=exit_code, signal=number, log_tail=tail
                     )
                 )
             case _ as never:
                 assert_never(never)
+
+    def _hear_exit(self, exited: agent.ProcessExited) -> None:
+        if not self._workers.is_linked(exited.incarnation):
+            self._post(exited)
+            return
+        self._unheard[exited.incarnation] = exited
+        asyncio.get_running_loop().call_later(LAST_WORDS_S, self._post_exit, exited.incarnation)
+
+    def _unlink_worker(self, incarnation: str) -> None:
+        self._post(agent.WorkerUnlinked(incarnation=incarnation))
+        self._post_exit(incarnation)
+
+    def _post_exit(self, incarnation: str) -> None:
+        exited = self._unheard.pop(incarnation, None)
+        if exited is not None:
+            self._post(exited)
 
     async def _feel_pulse(self) -> None:
         interval_s = float(str(self._settings["agent.heartbeat_interval_s"])) / 2
@@ -301,66 +338,30 @@ class AgentDaemon:
             case ToController(body=body):
                 self._link.send(body)
             case ToWorkerLink(incarnation=incarnation, body=body):
-                self._fence(incarnation, body)
+                fence(self._pages, incarnation, body)
                 self._workers.send(incarnation, body)
             case Exit():
                 self._exit = command
                 self._stop()
-            case _ as never:
-                assert_never(never)
+            case _ if self._plane.act(command):
+                return
+            case _:
+                raise LocalProtocolError(f"no hands for {type(command).__name__}")
 
     def _launch(self, launch: WorkerLaunch, spec: JobSpec) -> None:
-        log_path = str(self._directory.worker_log(launch.incarnation))
-        self._log_paths[launch.incarnation] = log_path
-        self._local_ranks[launch.incarnation] = launch.local_rank
+        name = launch.incarnation
+        self._log_paths[name] = str(self._directory.worker_log(name))
+        self._local_ranks[name] = launch.local_rank
         self._launcher.launch(
-            ForkRequest(
-                incarnation=launch.incarnation,
-                local_rank=launch.local_rank,
-                machine=self._machine,
-                host=self._options.host,
-                spec=msgspec.structs.replace(spec, log_directory=str(self._directory.logs)),
+            fork_request(
+                self._options,
+                launch,
+                spec,
+                token=self._token,
                 agent_socket=self._socket,
-                secret=seal.channel_secret(self._token, spec.run_id),
-                progress_path=str(self._pages.open(launch.incarnation)),
-                log_path=log_path,
-                environment=self._environment(launch, spec),
+                progress_path=str(self._pages.open(name)),
             )
         )
-
-    def _environment(self, launch: WorkerLaunch, spec: JobSpec) -> tuple[tuple[str, str], ...]:
-        # The job's value, not this machine's: sums must be split alike everywhere.
-        threads = dict(spec.settings).get("worker.threads", "1")
-        variables = {
-            name: value for name, value in os.environ.items() if name not in NOT_FOR_WORKERS
-        }
-        variables.update(dict(spec.environment))
-        variables.update(
-            LOCAL_RANK=str(launch.local_rank),
-            LOCAL_WORLD_SIZE=str(spec.workers_per_machine),
-            WORLD_SIZE=str(spec.world_size),
-            OMP_NUM_THREADS=threads,
-            MKL_NUM_THREADS=threads,
-            TRAINMOVER_JOB=spec.job,
-            TRAINMOVER_RUN_ID=spec.run_id,
-            TRAINMOVER_MACHINE=self._machine,
-            TRAINMOVER_INCARNATION=launch.incarnation,
-            TORCHELASTIC_RUN_ID=spec.run_id,
-        )
-        return tuple(sorted(variables.items()))
-
-    def _fence(self, incarnation: str, body: ToWorkerBody | Message) -> None:
-        """The page works even while the worker's interpreter is stuck or stopped."""
-        match body:
-            case Freeze(number=number) if number > self._pages.read(incarnation).generation:
-                self._pages.fence(incarnation, number)
-            case Commit():
-                # Later generations may be committed by a peer's frame before we hear of them.
-                self._pages.fence(incarnation, NO_FENCE)
-            case Fence():
-                self._pages.fence(incarnation, FENCED_FOR_GOOD)
-            case _:
-                return
 
     def _write_pids(self) -> None:
         nursery = self._launcher.nursery_pid

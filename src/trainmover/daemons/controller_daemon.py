@@ -25,6 +25,7 @@ from trainmover.daemons.operator_views import OperatorViews
 from trainmover.daemons.options import ControllerOptions, read_options
 from trainmover.daemons.process import open_log, run_daemon, watch_parent
 from trainmover.daemons.records import JobRecords
+from trainmover.daemons.resume import choose_start
 from trainmover.daemons.run_directory import (
     ControllerFile,
     FailureFile,
@@ -41,12 +42,14 @@ from trainmover.protocol import exits
 from trainmover.protocol.journal import (
     AnyRecord,
     IncidentClosed,
+    PlanRecorded,
     TermTaken,
     decode_record,
     encode_record,
 )
 from trainmover.protocol.messages import (
     AgentHello,
+    Coverage,
     Finding,
     FromAgentMessage,
     FromWorker,
@@ -55,6 +58,7 @@ from trainmover.protocol.messages import (
     StepLogged,
     StopRequest,
 )
+from trainmover.topology.keeping import read_keeping
 
 log = logging.getLogger("controller")
 
@@ -96,7 +100,11 @@ class ControllerDaemon:
             self._settings,
             standby_machines=self._options.standbys,
         )
-        opening = controller.initial_state(config, self._options.spec, records, term, clock.now())
+        has_begun = any(isinstance(record, PlanRecorded) for record in records)
+        restored = None if has_begun else await self._choose_start()
+        opening = controller.initial_state(
+            config, self._options.spec, records, term, clock.now(), restored
+        )
         decider: Decider[Any, Any, Any] = Decider(
             transition=controller.transition,
             next_deadline=controller.next_deadline,
@@ -110,6 +118,13 @@ class ControllerDaemon:
         await self._loop.run()
         await self._server.close()
         return exits.INTERRUPTED if self._outcome is None else self._outcome.code
+
+    async def _choose_start(self) -> controller.Restored | None:
+        keeping = read_keeping(self._options.spec.settings)
+        restored, notes = await asyncio.to_thread(choose_start, self._options.resume, keeping)
+        for note in notes:
+            self._records.say("restore", note)
+        return restored
 
     async def _listen(self, term: int) -> None:
         path = self._directory.path / "controller.json"
@@ -163,6 +178,9 @@ class ControllerDaemon:
                 return
             case FromWorker(body=Finding() as finding):
                 self._records.add_finding(finding)
+                return
+            case FromWorker(body=Coverage() as coverage):
+                self._records.add_coverage(coverage)
                 return
             case FromWorker(body=ScriptFailed() as failed) if not failed.was_running_out:
                 self._keep_failure(machine, failed)

@@ -66,6 +66,8 @@ class OperatorViews:
                 )
             case ["incidents"]:
                 return 200, to_json(self._records.incidents)
+            case ["coverage"]:
+                return 200, to_json(self._records.coverage)
             case ["findings"]:
                 return 200, to_json(self._records.findings)
             case ["losses"]:

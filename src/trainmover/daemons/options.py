@@ -24,6 +24,8 @@ class ControllerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """``--nnodes`` of the command; agents told another number are refused. 0: not said."""
     is_embedded: bool = False
     """Ends when its standard input is closed: whoever started it is gone."""
+    resume: str = "auto"
+    """What a new job starts from: see `daemons.resume`."""
 
 
 class AgentOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -37,6 +37,8 @@ class JobPlan:
     entry: str = ""
     is_cold: bool = False
     orphan_timeout_s: float = 60.0
+    resume: str = "auto"
+    """What the job starts from: see `daemons.resume`."""
     environment: dict[str, str] = field(default_factory=dict)
     """Added to the environment of every process of the job (drills)."""
 

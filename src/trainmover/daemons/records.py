@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from trainmover.protocol.journal import IncidentReport
-from trainmover.protocol.messages import Finding, StepLogged
+from trainmover.protocol.messages import Coverage, Finding, StepLogged
 
 log = logging.getLogger(__name__)
 
@@ -109,6 +109,9 @@ class JobRecords:
         self._incidents_file = Lines(directory / "incidents.jsonl")
         self.incidents = list(read_lines(directory / "incidents.jsonl", IncidentReport))
         """Finished reports, oldest first."""
+        self._coverage_file = Lines(directory / "coverage.jsonl")
+        self.coverage = list(read_lines(directory / "coverage.jsonl", Coverage))
+        """What joiners' rehearsals had not seen, oldest first."""
         self.last: LossRecord | None = None
         self._known: dict[int, LossRecord] = {}
         for line in read_lines(directory / "console.jsonl", ConsoleLine):
@@ -160,6 +163,13 @@ class JobRecords:
         self.incidents.append(report)
         self._incidents_file.append(report)
         self.say("incident", describe(report))
+
+    def add_coverage(self, coverage: Coverage) -> None:
+        """Keep what a joiner's rehearsal had not seen; agents may say it twice."""
+        if coverage in self.coverage:
+            return
+        self.coverage.append(coverage)
+        self._coverage_file.append(coverage)
 
     def say(self, kind: str, text: str) -> None:
         """Add a console line."""

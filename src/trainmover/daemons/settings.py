@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from trainmover import controller
+from trainmover.checkpoint.cadence_text import parse_cadence
 from trainmover.errors import ConfigError
 
 OWNERS: Final[tuple[tuple[str, str, str], ...]] = (
@@ -25,6 +26,9 @@ OWNERS: Final[tuple[tuple[str, str, str], ...]] = (
     ("worker", "trainmover.worker.lifecycle_state", "LifecycleConfig"),
     ("worker", "trainmover.worker.config", "WorkerConfig"),
     ("communicator", "trainmover.communicator.settings", "CommunicatorConfig"),
+    ("rehearsal", "trainmover.rehearsal.config", "RehearsalConfig"),
+    ("snapshot", "trainmover.topology.keeping", "SnapshotConfig"),
+    ("checkpoint", "trainmover.topology.keeping", "CheckpointConfig"),
 )
 """Section, module (imports no torch), dataclass; two owners may share a section."""
 NOT_SETTINGS: Final = frozenset({"worker.without"})
@@ -110,7 +114,13 @@ def build(section: str, kind: type[C], settings: Mapping[str, Any], **given: Any
 
 
 def check_relations(settings: Mapping[str, Any]) -> None:
-    """Time-outs of all owners against each other. Raises ConfigError naming both sides."""
+    """Time-outs of all owners against each other, and texts that have a grammar.
+
+    Raises ConfigError naming both sides, or the forms there are.
+    """
+    for name in ("snapshot.cadence", "checkpoint.cadence"):
+        if str(settings[name]).strip():
+            parse_cadence(str(settings[name]))
     controller.check_relations(
         build("controller", controller.Config, settings),
         controller.ForeignTimeouts(

@@ -215,7 +215,9 @@ class Supervisor:
 
     def _last_line(self, name: str) -> str:
         lines = log_tail(self.directory.logs / f"{name}.stderr", 4000).strip().splitlines()
-        return lines[-1] if lines else f"{name} ended without a word"
+        if not lines:
+            return f"{name} ended without a word"
+        return lines[-1].removeprefix("trainmover controller: ").removeprefix("trainmover agent: ")
 
     # -------------------------------------------------------------------------- watch
 

@@ -19,14 +19,17 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from trainmover.errors import StateMismatch, TrackError
+from trainmover.state.containers import expanded
 from trainmover.state.leaves import (
     Leaf,
+    OuterGroups,
     buffer_bytes,
     buffer_leaf,
     extra_state_leaves,
     generator_leaf,
     object_state,
     optimizer_leaf,
+    outer_groups_leaf,
     scaler_leaf,
     scheduler_leaf,
 )
@@ -53,10 +56,11 @@ class Inventory:
     """The tracked state of one rank.
 
     Attributes:
-        identity: 16 hex digits; equal on two ranks exactly if they are replicas of each other
-            (names, shapes, dtypes, shard coordinates). Does not depend on whether optimizer
-            state exists yet.
-        names: Names of the tracked objects and their kinds; must be equal on all ranks.
+        identity: 16 hex digits (and more, see `tell_apart`); equal on two ranks exactly if they
+            are replicas of each other (names, shapes, dtypes, shard coordinates). Does not depend
+            on whether optimizer state exists yet.
+        names: Names of the tracked objects and their kinds; must be equal on all ranks. All
+            modules are of one kind: stages of a pipeline may be of different classes.
         small_names: Names of the small leaves.
         models: Tracked modules.
         optimizers: Tracked optimizers, the ones that really step (wrappers opened).
@@ -67,7 +71,7 @@ class Inventory:
 
     def __init__(self, objects: Mapping[str, object], ignore: Sequence[object] = ()) -> None:
         self.ignored = tuple(ignore)
-        self.tracked: dict[str, object] = dict(_expanded(objects))
+        self.tracked: dict[str, object] = dict(expanded(objects))
         self.models: list[nn.Module] = []
         self.optimizers: list[Optimizer] = []
         self.schedulers: list[LRScheduler] = []
@@ -81,7 +85,7 @@ class Inventory:
         self._build()
         self._are_buffers_small = self._make_buffer_leaf()
         self.small_names = tuple(self._leaves)
-        self.names = tuple(f"{name}: {type(item).__name__}" for name, item in self.tracked.items())
+        self.names = tuple(f"{name}: {_kind(item)}" for name, item in self.tracked.items())
         self.identity = self._identity()
         for leaf in self._leaves.values():
             leaf.to_bytes()  # what is not plain data must fail now
@@ -114,11 +118,14 @@ class Inventory:
         BatchNorm under DDP: each rank's running statistics are its own from forward to the next
         forward, when rank 0's are broadcast. From another replica they would be wrong on rank 0.
         """
-        size = sum(buffer_bytes(slot) for slot in self._buffers)
-        if not self._buffers or size > SMALL_BUFFERS_BYTES:
+        if not self.models:
             return False
-        self._leaves[BUFFERS] = buffer_leaf(BUFFERS, self._buffers)
-        return True
+        size = sum(buffer_bytes(slot) for slot in self._buffers)
+        is_small = size <= SMALL_BUFFERS_BYTES
+        # Also where there is nothing in it: stages of one pipeline may differ in what they have,
+        # and every rank must show the same small leaves in the gate.
+        self._leaves[BUFFERS] = buffer_leaf(BUFFERS, self._buffers if is_small else [])
+        return is_small
 
     def _add_module(self, name: str, module: nn.Module) -> None:
         self.models.append(module)
@@ -149,6 +156,8 @@ class Inventory:
             leaf = scaler_leaf(name, item)
         elif isinstance(item, torch.Generator):
             leaf = generator_leaf(name, item)
+        elif isinstance(item, OuterGroups):
+            leaf = outer_groups_leaf(name, item)
         elif isinstance(item, torch.Tensor):
             check_tensor(name, item)
             if self._seen.add(item, name):
@@ -245,6 +254,8 @@ class Inventory:
             StateMismatch: Parameters, objects or small leaves differ; the first is named.
         """
         self._check_same(manifest)
+        if manifest.identity.startswith(f"{self.identity}:"):
+            self.identity = manifest.identity
         self._conform_buffers(manifest)
         for slots in self._optimizer_slots:
             conform_optimizer(slots, manifest)
@@ -291,6 +302,16 @@ class Inventory:
             if tensor is not None:
                 return tensor.device
         return torch.device("cpu")
+
+    def parameter_digest(self) -> int:
+        """63-bit digest of the values of all parameters here."""
+        fixed = [(name, tensor_digest(local_tensor(t))) for name, t in self.parameters()]
+        return fold_digests(fixed)
+
+    def tell_apart(self, values: int) -> None:
+        """Make the parameters' first values part of the identity: another rank of equal names and
+        shapes had others. A joiner takes the identity over from whoever its state comes from."""
+        self.identity = f"{self.identity.partition(':')[0]}:{values:x}"
 
     def bulk_digests(self) -> dict[str, int]:
         """63-bit digest of each bulk entry, in transfer order."""
@@ -340,46 +361,13 @@ class Inventory:
         return digest.hexdigest()
 
 
+def _kind(item: object) -> str:
+    """What all ranks must agree on; parts of one model may be of several classes."""
+    return "Module" if isinstance(item, nn.Module) else type(item).__name__
+
+
 def _reader(tensor: torch.Tensor) -> Any:
     return lambda: tensor
-
-
-def _expanded(objects: Mapping[str, object]) -> Iterator[tuple[str, object]]:
-    """Containers and optimizer wrappers opened, the same object kept under its first name."""
-    seen: set[int] = set()
-    for name, item in objects.items():
-        for inner_name, inner in _opened(name, item):
-            if id(inner) not in seen:
-                seen.add(id(inner))
-                yield inner_name, inner
-
-
-def _opened(name: str, item: object) -> Iterator[tuple[str, object]]:
-    if type(item) in (list, tuple):
-        for index, inner in enumerate(item):  # type: ignore[arg-type,var-annotated]
-            yield from _opened(f"{name}.{index}", inner)
-    elif type(item) is dict:
-        for key, inner in item.items():
-            yield from _opened(f"{name}.{key}", inner)
-    elif isinstance(item, Optimizer):
-        yield from _opened_optimizer(name, item)
-    else:
-        yield name, item
-
-
-def _opened_optimizer(name: str, optimizer: Optimizer) -> Iterator[tuple[str, object]]:
-    """The optimizers that really step: those inside a container, a wrapper or ZeRO."""
-    inner = getattr(optimizer, "optimizers", None)
-    if isinstance(inner, (list, tuple)) and all(isinstance(one, Optimizer) for one in inner):
-        for index, one in enumerate(inner):
-            yield from _opened_optimizer(f"{name}.{index}", one)
-        return
-    for attribute in ("optimizer", "optim"):
-        wrapped = getattr(optimizer, attribute, None)
-        if isinstance(wrapped, Optimizer):
-            yield from _opened_optimizer(name, wrapped)
-            return
-    yield name, optimizer
 
 
 def _described(entry: StateEntry) -> str:

@@ -90,23 +90,51 @@ def optimizer_leaf(slots: OptimizerSlots) -> Leaf:
     optimizer = slots.optimizer
 
     def read() -> dict[str, Any]:
-        groups = [
-            {key: value for key, value in group.items() if key != "params"}
-            for group in optimizer.param_groups
-        ]
+        groups = _read_groups(optimizer.param_groups)
         return {"groups": groups, "state": slots.plain_state() if optimizer.state else {}}
 
     def load(value: dict[str, Any]) -> None:
-        if len(value["groups"]) != len(optimizer.param_groups):
-            raise StateMismatch(
-                f"{slots.name} has {len(optimizer.param_groups)} parameter groups here, "
-                f"{len(value['groups'])} where its state comes from"
-            )
-        for group, wanted in zip(optimizer.param_groups, value["groups"], strict=True):
-            _load_group(group, wanted)
+        _load_groups(slots.name, optimizer.param_groups, value["groups"])
         slots.load_plain_state(value["state"])
 
     return Leaf(f"{slots.name}.param_groups", optimizer, read, load)
+
+
+@dataclass(frozen=True, eq=False)
+class OuterGroups:
+    """Parameter groups of an optimizer that wraps the one that steps and has groups of its own.
+
+    ZeRO's are what a scheduler changes; they overwrite those of the wrapped optimizer at each step.
+    """
+
+    optimizer: Any
+
+
+def outer_groups_leaf(name: str, outer: OuterGroups) -> Leaf:
+    """Values of a wrapper's own parameter groups."""
+    optimizer = outer.optimizer
+
+    def read() -> list[dict[str, Any]]:
+        return _read_groups(optimizer.param_groups)
+
+    def load(value: list[dict[str, Any]]) -> None:
+        _load_groups(name, optimizer.param_groups, value)
+
+    return Leaf(name, optimizer, read, load)
+
+
+def _read_groups(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{key: value for key, value in group.items() if key != "params"} for group in groups]
+
+
+def _load_groups(name: str, groups: list[dict[str, Any]], wanted: list[dict[str, Any]]) -> None:
+    if len(wanted) != len(groups):
+        raise StateMismatch(
+            f"{name} has {len(groups)} parameter groups here, {len(wanted)} where its state comes "
+            "from"
+        )
+    for group, values in zip(groups, wanted, strict=True):
+        _load_group(group, values)
 
 
 def _load_group(group: dict[str, Any], wanted: dict[str, Any]) -> None:

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader
 
 from trainmover.errors import StateMismatch, TrackError
 from trainmover.state import inventory
+from trainmover.state.codec import decode_plain
 from trainmover.state.inventory import Inventory
 from trainmover.state.value import Value
 
@@ -74,7 +75,8 @@ def test_large_buffers_travel_as_bulk(large_buffers: None) -> None:
         "model.norm.running_var",
         "model.norm.num_batches_tracked",
     ]
-    assert "module buffers" not in run.inventory.small_names
+    assert "module buffers" in run.inventory.small_names, "equal on all ranks, whatever they hold"
+    assert decode_plain(run.inventory.small_bytes("module buffers")) == {}
 
 
 def test_tied_weights_and_nested_modules_appear_once() -> None:
@@ -217,7 +219,11 @@ def test_optimizer_containers_are_opened() -> None:
     inner: list[Any] = [torch.optim.SGD(part.parameters(), 0.1) for part in parts]
     inventory = Inventory({"parts": parts, "optimizers": Container(inner)})
     assert inventory.optimizers == inner
-    assert inventory.small_names == ("optimizers.0.param_groups", "optimizers.1.param_groups")
+    assert inventory.small_names == (
+        "optimizers.0.param_groups",
+        "optimizers.1.param_groups",
+        "module buffers",
+    )
 
 
 def test_parameters_outside_of_modules_are_entries() -> None:
@@ -254,7 +260,7 @@ class Extra(nn.Module):
 def test_extra_state_of_modules() -> None:
     model = nn.Sequential(Extra())
     inventory = Inventory({"model": model})
-    assert inventory.small_names == ("model.0.extra_state",)
+    assert inventory.small_names == ("model.0.extra_state", "module buffers")
     data = inventory.small_bytes("model.0.extra_state")
     model[0].scale = 9.0
     inventory.load_small("model.0.extra_state", data)

@@ -1,0 +1,151 @@
+"""Durable shards and manifests out of an agent's memory, through the checkpoint room.
+
+Decides what a failure becomes: an event with its reason, never an exception of the agent. Each
+call runs on a thread that may block as long as the checkpoint room allows; training goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from trainmover import agent
+from trainmover.checkpoint.bounded import Limits
+from trainmover.checkpoint.cleaning import prune
+from trainmover.checkpoint.commit import CommitOptions, commit
+from trainmover.checkpoint.manifest import Authority, ShardRecord
+from trainmover.checkpoint.retention import KeepLast
+from trainmover.checkpoint.shard_state import Entry, RankState
+from trainmover.checkpoint.store import Store, open_store
+from trainmover.checkpoint.writer import WriteOptions, write_rank
+from trainmover.edges.snapshot_store import Kept, SnapshotStore
+from trainmover.errors import ConfigError, StateMismatch, TrainMoverError
+from trainmover.protocol.messages import CommitCheckpoint, ShardWritten, WriteCheckpoint
+from trainmover.topology.keeping import CheckpointConfig, Keeping
+
+log = logging.getLogger(__name__)
+
+LONGEST_STALL_S = 60.0
+
+
+class DurableWriter:
+    """Carries out `WriteCheckpoint` and `CommitCheckpoint`."""
+
+    def __init__(
+        self,
+        store: SnapshotStore,
+        keeping: Callable[[], Keeping],
+        post: Callable[[agent.Event], None],
+    ) -> None:
+        self._images = store
+        self._keeping = keeping
+        self._post = post
+
+    def write(self, order: WriteCheckpoint) -> None:
+        """This machine's shards; posts `ShardsDone` or `CheckpointWriteFailed`."""
+        started = time.monotonic()
+        try:
+            config = self._config()
+            store = open_store(config.directory)
+            shards = tuple(self._write_rank(store, config, order, rank) for rank in order.ranks)
+        except (TrainMoverError, OSError) as error:
+            self._failed(order, error)
+            return
+        self._post(
+            agent.ShardsDone(
+                number=order.number,
+                version=order.version,
+                shards=shards,
+                seconds=time.monotonic() - started,
+            )
+        )
+
+    def _write_rank(
+        self, store: Store, config: CheckpointConfig, order: WriteCheckpoint, rank: int
+    ) -> ShardWritten:
+        options = WriteOptions(
+            writes_bulk=rank in order.bulk_ranks,
+            split_bytes=config.split_bytes,
+            limits=limits_of(config.write_timeout_s),
+        )
+        with self._images.reading(rank, order.version, is_for_storage=True) as kept:
+            state = rank_state(kept, order.generation)
+            record = write_rank(store, state, kept.bulk(), options=options)
+            if not kept.is_unchanged:
+                raise StateMismatch(f"the snapshot of rank {rank} was overwritten while written")
+        return ShardWritten(rank=rank, record=msgspec.json.encode(record).decode())
+
+    def commit(self, order: CommitCheckpoint) -> None:
+        """The manifest; posts `ManifestDone` or `CheckpointWriteFailed`."""
+        try:
+            config = self._config()
+            store = open_store(config.directory)
+            records = [
+                msgspec.json.decode(shard.record, type=ShardRecord) for shard in order.shards
+            ]
+            committed = commit(
+                store,
+                records,
+                Authority(term=order.term, generation=order.generation),
+                options=CommitOptions(limits=limits_of(config.write_timeout_s)),
+            )
+        except (TrainMoverError, OSError, msgspec.MsgspecError) as error:
+            self._failed(order, error)
+            return
+        self._post(
+            agent.ManifestDone(number=order.number, version=order.version, name=committed.name)
+        )
+        self._prune(store, config, records[0].run_id)
+
+    @staticmethod
+    def _prune(store: Store, config: CheckpointConfig, run_id: str) -> None:
+        """Old checkpoints go once the new one is durable; a failure here costs space only."""
+        try:
+            cleaned = prune(store, KeepLast(config.keep_last), run_id=run_id)
+        except (TrainMoverError, OSError) as error:
+            log.warning("old checkpoints could not be removed: %s", error)
+            return
+        for problem in cleaned.problems:
+            log.warning("old checkpoints could not be removed: %s", problem)
+
+    def _config(self) -> CheckpointConfig:
+        config = self._keeping().checkpoint
+        if not config.is_on:
+            raise ConfigError("a checkpoint was ordered, but checkpoint.directory is not set")
+        return config
+
+    def _failed(self, order: WriteCheckpoint | CommitCheckpoint, error: Exception) -> None:
+        log.warning("checkpoint %d at step %d: %s", order.number, order.version.step, error)
+        self._post(
+            agent.CheckpointWriteFailed(
+                number=order.number, version=order.version, reason=str(error)
+            )
+        )
+
+
+def limits_of(total_s: float) -> Limits:
+    """Limits of one call within `total_s`."""
+    return Limits(stall_s=min(LONGEST_STALL_S, total_s), total_s=total_s)
+
+
+def rank_state(kept: Kept, generation: int) -> RankState:
+    """An image's description in the words of the checkpoint room."""
+    told = kept.description
+    return RankState(
+        rank=told.rank,
+        world_size=told.world_size,
+        step=told.version.step,
+        lineage=told.version.lineage,
+        generation=generation,
+        identity=told.identity,
+        entries=tuple(Entry(**msgspec.structs.asdict(entry)) for entry in told.entries),
+        personal=told.personal,
+        shared=told.shared,
+        bulk_digest=kept.bulk_digest,
+        run_id=told.run_id,
+        loss=told.loss,
+        is_suspect=told.is_suspect,
+    )

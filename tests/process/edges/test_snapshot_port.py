@@ -1,0 +1,208 @@
+"""An agent's memory of snapshots, and the port through which others reach it: real sockets."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import pytest
+from tests.process.edges.images import Memory, new_memory, write
+from tests.waiting import eventually
+
+from trainmover.edges.seal import NONCE_BYTES
+from trainmover.edges.snapshot_client import Holder, fetching, give
+from trainmover.edges.snapshot_server import SnapshotServer
+from trainmover.edges.snapshot_store import Kept, SnapshotStore
+from trainmover.edges.snapshot_wire import MAGIC
+from trainmover.errors import AuthenticationFailed, StateMismatch, TransportError
+from trainmover.protocol.messages import SnapshotTaken, Version
+from trainmover.protocol.snapshot_image import FREE, OLDEST, WAITING, WRITING, ImageEntry
+
+SECRET = b"s" * 32
+LIMIT_S = 10.0
+
+
+@dataclass
+class Machine:
+    """Memory and port of one agent."""
+
+    store: SnapshotStore = field(default_factory=SnapshotStore)
+    stored: int = 0
+
+    def __post_init__(self) -> None:
+        self.server = SnapshotServer("127.0.0.1", self.store, lambda: SECRET, self._count, LIMIT_S)
+
+    def _count(self) -> None:
+        self.stored += 1
+
+    def holder(self, secret: bytes = SECRET) -> Holder:
+        return Holder(host="127.0.0.1", port=self.server.port, secret=secret, limit_s=LIMIT_S)
+
+    def close(self) -> None:
+        self.server.close()
+        self.store.close()
+
+
+@contextmanager
+def machines(count: int) -> Iterator[list[Machine]]:
+    made = [Machine() for _ in range(count)]
+    try:
+        yield made
+    finally:
+        for machine in made:
+            machine.close()
+
+
+@pytest.fixture
+def memory() -> Iterator[Memory]:
+    made = new_memory()
+    yield made
+    made.close()
+
+
+def keep(store: SnapshotStore, taken: SnapshotTaken) -> Kept:
+    kept = store.open_own(taken)
+    assert store.check(kept)
+    return kept
+
+
+def fetch(holder: Holder, rank: int, version: Version) -> bytes:
+    got = b""
+
+    def take(entry: ImageEntry) -> bytes:
+        data = bytearray(entry.size_bytes)
+        it.read(entry, memoryview(data))
+        return bytes(data)
+
+    with fetching(holder, rank, version) as it:
+        for entry in it.description.entries:
+            got += take(entry)
+        it.end()
+    return got
+
+
+def test_a_snapshot_goes_to_a_peer_and_from_there_to_whoever_needs_it(memory: Memory) -> None:
+    content = os.urandom(300_001)
+    with machines(2) as (owner, peer):
+        kept = keep(owner.store, write(memory, 1, 50, content))
+        with owner.store.reading(1, kept.version) as held:
+            assert give(peer.holder(), held)
+            assert not give(peer.holder(), held), "it has it already"
+        assert peer.stored == 1
+        (told,) = peer.store.told()
+        assert (told.kind, told.rank, told.version) == ("peer", 1, kept.version)
+        assert told.bulk_digest == kept.bulk_digest
+        # The owner's machine is lost: its memory goes, the copy stays.
+        memory.image.begin()
+        assert fetch(peer.holder(), 1, kept.version) == content
+
+
+def test_a_stranger_gets_nothing(memory: Memory) -> None:
+    with machines(1) as (owner,):
+        kept = keep(owner.store, write(memory, 0, 50, b"x" * 99))
+        with pytest.raises((AuthenticationFailed, TransportError)):
+            fetch(owner.holder(b"another" * 5), 0, kept.version)
+        with socket.create_connection(("127.0.0.1", owner.server.port)) as stream:
+            stream.sendall(b"GET / HTTP/1.1\r\nHost: here\r\n\r\n")
+            stream.settimeout(LIMIT_S)
+            assert len(read_to_end(stream)) <= len(MAGIC) + NONCE_BYTES
+        assert fetch(owner.holder(), 0, kept.version) == b"x" * 99
+
+
+def test_what_is_not_held_is_refused_by_name(memory: Memory) -> None:
+    with machines(1) as (owner,):
+        keep(owner.store, write(memory, 0, 50, b"x" * 99))
+        with pytest.raises(TransportError, match="no whole snapshot of rank 1"):
+            fetch(owner.holder(), 1, Version(step=50, lineage=1))
+
+
+def test_a_snapshot_overwritten_while_it_is_read_is_not_taken_for_whole() -> None:
+    size = 64 << 20  # more than sockets buffer
+    memory = new_memory(size + (1 << 20))
+    with machines(1) as (owner,):
+        kept = keep(owner.store, write(memory, 0, 50, bytes(size)))
+        with fetching(owner.holder(), 0, kept.version) as it:
+            memory.image.begin()
+            first, second = it.description.entries
+            it.read(first, memoryview(bytearray(first.size_bytes)))
+            it.read(second, memoryview(bytearray(second.size_bytes)))
+            with pytest.raises(StateMismatch, match="overwritten while it was read"):
+                it.end()
+        assert owner.store.told() == ()
+    memory.close()
+
+
+def test_an_announced_image_that_is_another_one_is_not_kept(memory: Memory) -> None:
+    store = SnapshotStore()
+    old = write(memory, 0, 50, b"x" * 99)
+    write(memory, 0, 60, b"y" * 99)
+    with pytest.raises(StateMismatch, match="was announced"):
+        store.open_own(old)
+    assert store.told() == ()
+
+
+def test_a_worker_may_write_again_only_where_a_newer_version_is_complete() -> None:
+    store, slots = SnapshotStore(), [new_memory(), new_memory()]
+    keep(store, write(slots[0], 0, 50, b"a" * 99))
+    keep(store, write(slots[1], 0, 60, b"b" * 99))
+    assert [slot.image.hold for slot in slots] == [OLDEST, WAITING]
+    with store.reading(0, Version(step=50, lineage=1), is_for_storage=True):
+        assert slots[0].image.hold == WRITING
+        store.drop(Version(step=60, lineage=1), ())
+        assert slots[0].image.hold == WRITING, "it is being written"
+    assert [slot.image.hold for slot in slots] == [FREE, OLDEST]
+    assert [held.version.step for held in store.told()] == [60]
+    for slot in slots:
+        slot.close()
+
+
+def test_versions_of_a_rolled_back_time_line_are_dropped() -> None:
+    store, slots = SnapshotStore(), [new_memory(), new_memory()]
+    keep(store, write(slots[0], 0, 50, b"a" * 99))
+    keep(store, write(slots[1], 0, 60, b"b" * 99))
+    store.drop(Version(step=50, lineage=1), (Version(step=60, lineage=1),))
+    assert [held.version.step for held in store.told()] == [50]
+    assert [slot.image.hold for slot in slots] == [OLDEST, FREE]
+    for slot in slots:
+        slot.close()
+
+
+def test_memory_stays_bounded_over_200_saves() -> None:
+    content, slots = os.urandom(200_000), [new_memory(), new_memory()]
+    with machines(2) as (owner, peer):
+        held_before = 0
+        for number in range(200):
+            taken = write(slots[number % 2], 0, 10 + number, content)
+            kept = keep(owner.store, taken)
+            with owner.store.reading(0, kept.version) as one:
+                assert give(peer.holder(), one)
+            for machine in (owner, peer):
+                machine.store.drop(kept.version, ())
+            assert len(owner.store.told()) == len(peer.store.told()) == 1
+            if number == 20:
+                held_before = memory_files()
+        # A mapping goes with its last view, which a thread may hold a moment longer.
+        assert memory_files() <= held_before + 2
+    eventually(lambda: not memory_files("trainmover-backup"), "the copies' memory is gone")
+    for slot in slots:
+        slot.close()
+
+
+def read_to_end(stream: socket.socket) -> bytes:
+    """Until the other end closes, in whatever way."""
+    data = b""
+    try:
+        while part := stream.recv(4096):
+            data += part
+    except ConnectionResetError:
+        return data
+    return data
+
+
+def memory_files(name: str = "") -> int:
+    """Mapped memory files of this process."""
+    with open("/proc/self/maps", encoding="utf-8") as lines:
+        return sum(1 for line in lines if "memfd:" in line and name in line)

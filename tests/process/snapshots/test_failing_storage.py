@@ -1,0 +1,82 @@
+"""Checkpoints that can't be written cost nothing but themselves: training goes on, same numbers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.process.snapshots.jobs import assert_identical, sharded, wait_for_checkpoint
+
+from trainmover.drills.harness import RunningJob
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+CADENCE = (("checkpoint.cadence", "every 10 steps"), ("snapshot.cadence", "every 10 steps"))
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system that is full soon; needs a user who may mount one."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=5m", "tmpfs", str(folder)]
+    if os.getuid() != 0 or subprocess.run(mount, check=False).returncode:
+        pytest.skip("no file system can be mounted here")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_disk_that_fills_up_stops_nothing_and_harms_no_earlier_checkpoint(
+    small_disk: Path, tmp_path: Path
+) -> None:
+    wanted = sharded(steps=80, machines=2, standbys=0, settings=CADENCE)
+    place = small_disk / "checkpoints"
+    kept = replace(wanted, flags=("--checkpoints", str(place)))
+    with RunningJob(kept, tmp_path / "job") as job:
+        wait_for_checkpoint(job, 5)
+        before = set(place.glob("*/MANIFEST.json"))
+        filler = small_disk / "filler"
+        fill(filler)
+        state = job.wait_for(
+            lambda: "bytes free" in str((job.status() or {}).get("checkpoint_state")),
+            "the failure is said",
+        )
+        assert state
+        assert before <= set(place.glob("*/MANIFEST.json"))
+        filler.unlink()
+        wait_for_checkpoint(job, job.last_step())  # space again: checkpoints again
+        result = job.wait_until_done()
+        job.assert_no_leftovers()
+    assert result.code == 0, result.output
+    assert result.incidents == ()
+    assert_identical(result, wanted, tmp_path)
+
+
+def test_a_place_that_is_no_directory_is_said_and_training_goes_on(tmp_path: Path) -> None:
+    wanted = sharded(steps=40, machines=2, standbys=0, settings=CADENCE)
+    (tmp_path / "file").write_text("not a directory")
+    place = tmp_path / "file" / "checkpoints"
+    kept = replace(wanted, flags=("--checkpoints", str(place), "--resume", "never"))
+    with RunningJob(kept, tmp_path / "job") as job:
+        job.wait_for(
+            lambda: str(place) in str((job.status() or {}).get("checkpoint_state")),
+            "the failure is said",
+        )
+        result = job.wait_until_done()
+        job.assert_no_leftovers()
+    assert result.code == 0, result.output
+    assert_identical(result, wanted, tmp_path)
+
+
+def fill(path: Path) -> None:
+    """Until nothing fits any more."""
+    with path.open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(1 << 16))
+        except OSError:
+            return
