@@ -34,6 +34,7 @@ from trainmover.edges import seal
 from trainmover.edges.controller_server import address_that_reaches
 from trainmover.errors import ConfigError
 from trainmover.protocol.messages import JobSpec
+from trainmover.topology.keeping import read_keeping
 
 START_LIMIT_S = 30.0
 POLL_S = 0.1
@@ -53,6 +54,7 @@ class HostPlan:
     directory: RunDirectory
     token_file: Path | None
     settings: tuple[tuple[str, str], ...]
+    resume: str = "auto"
 
 
 def owns_address(host: str) -> bool:
@@ -109,6 +111,7 @@ def _start_controller(plan: HostPlan) -> subprocess.Popen[bytes]:
         port=plan.endpoint[1],
         node_count=plan.node_count,
         is_embedded=True,
+        resume=plan.resume,
     )
     return _spawn("controller_daemon", options, plan.directory.path / "controller-options.json")
 
@@ -137,7 +140,9 @@ def _spawn(module: str, options: msgspec.Struct, path: Path) -> subprocess.Popen
 
 
 def _wait_for_controller(plan: HostPlan, child: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + START_LIMIT_S
+    checkpoint = read_keeping(plan.settings).checkpoint  # it may have to be read whole
+    reading_s = checkpoint.load_timeout_s if checkpoint.is_on else 0.0
+    deadline = time.monotonic() + START_LIMIT_S + reading_s
     while time.monotonic() < deadline:
         found = read_struct(plan.directory.path / "controller.json", ControllerFile)
         if found is not None and found.pid == child.pid:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from trainmover.cli import operator
 from trainmover.daemons.records import read_lines
 from trainmover.daemons.run_directory import find_job, is_running
 from trainmover.protocol.journal import IncidentReport
+from trainmover.protocol.messages import Coverage
 
 
 def incidents(
@@ -29,8 +31,9 @@ def incidents(
     elif not found:
         typer.echo("no incident" if number is None else f"no incident {number}")
     else:
+        unseen = coverage(job, run_dir, controller, token_file)
         for report in found:
-            show(report)
+            show(report, [told for told in unseen if told["generation"] == report["number"]])
     return 0 if found or number is None else 1
 
 
@@ -38,21 +41,35 @@ def reports(
     job: str | None, run_dir: Any, controller: str | None, token_file: Any
 ) -> list[dict[str, Any]]:
     """Reports from the controller, or from the run directory of a job that has ended."""
+    return _fetch("incidents", IncidentReport, (job, run_dir, controller, token_file))
+
+
+def coverage(
+    job: str | None, run_dir: Any, controller: str | None, token_file: Any
+) -> list[dict[str, Any]]:
+    """What joiners' rehearsals had not seen, oldest first."""
+    return _fetch("coverage", Coverage, (job, run_dir, controller, token_file))
+
+
+def _fetch(
+    what: str,
+    kind: type[msgspec.Struct],
+    where: tuple[str | None, Any, str | None, Any],
+) -> list[dict[str, Any]]:
+    job, run_dir, controller, token_file = where
     if controller is None:
         directory = find_job(job, run_dir)
         if not is_running(directory):
-            import msgspec
-
-            lines = read_lines(directory.path / "incidents.jsonl", IncidentReport)
-            return [msgspec.to_builtins(report) for report in lines]
+            lines = read_lines(directory.path / f"{what}.jsonl", kind)
+            return [msgspec.to_builtins(line) for line in lines]
     client = operator.connect(job, run_dir, controller, token_file)
-    found: list[dict[str, Any]] = client.get("incidents")
+    found: list[dict[str, Any]] = client.get(what)
     client.close()
     return found
 
 
-def show(report: dict[str, Any]) -> None:
-    """One report for people."""
+def show(report: dict[str, Any], unseen: list[dict[str, Any]]) -> None:
+    """One report for people, with what the joiners' rehearsals had not seen."""
     typer.echo(f"generation {report['number']}: {report['kind']}: {report['reason']}")
     for culprit in report["culprits"]:
         typer.echo(
@@ -72,7 +89,24 @@ def show(report: dict[str, Any]) -> None:
                 f"  rank {role['rank']}: {role['before'] or 'nobody'} -> {role['incarnation']} "
                 f"on {role['machine']}{source}{how}, {role['bytes_received']} bytes"
             )
+    _show_classes(report)
+    for told in unseen:
+        for part in told.get("parts", ()):
+            at = f" before step {part['step']} ended" if part["step"] >= 0 else ""
+            typer.echo(
+                f"  rank {told['rank']} had not rehearsed{at}: {part['kind']} {part['what']}, "
+                f"{part['ms']:.1f} ms"
+            )
     typer.echo(
         f"  resumed at step {report['resumed_step']}, steps repeated: {report['steps_repeated']}. "
         f"{report['outcome']}"
     )
+
+
+def _show_classes(report: dict[str, Any]) -> None:
+    classes: dict[str, list[int]] = {}
+    for role in report["roles"]:
+        if role["role_class"]:
+            classes.setdefault(role["role_class"], []).append(role["rank"])
+    for digest, ranks in classes.items():
+        typer.echo(f"  role class {digest}: ranks {', '.join(map(str, ranks))}")

@@ -12,15 +12,32 @@ import typer
 
 from trainmover.cli.hosts import HostPlan, run_on_hosts
 from trainmover.cli.operator import parse_address
+from trainmover.cli.run_options import (
+    UNLIMITED,
+    Assignments,
+    Checkpoints,
+    JobName,
+    MaxRestarts,
+    Nnodes,
+    NodeRank,
+    NprocPerNode,
+    RdzvEndpoint,
+    RehearsalWrites,
+    RehearseWith,
+    Resume,
+    ShowsWorkerLogs,
+)
 from trainmover.cli.screen import ConsoleScreen
 from trainmover.cli.worker_logs import WorkerLogs
 from trainmover.daemons import settings as settings_of
+from trainmover.daemons.resume import check_resume
 from trainmover.daemons.run_directory import RunDirectory, base_directory, check_job_name
 from trainmover.daemons.supervisor import JobPlan, Supervisor
 from trainmover.edges import probes
 from trainmover.edges.launcher import log_tail
 from trainmover.errors import ConfigError
 from trainmover.protocol import exits
+from trainmover.topology.keeping import read_keeping
 
 CONTEXT_SETTINGS = {"allow_interspersed_args": False, "ignore_unknown_options": True}
 TAIL_LINES = 40
@@ -31,41 +48,35 @@ def run(
     arguments: Annotated[list[str] | None, typer.Argument(help="arguments of the script")] = None,
     machines: Annotated[int, typer.Option(help="machines to play on this host")] = 1,
     standby: Annotated[int, typer.Option(help="standby machines to play beside them")] = 0,
-    nproc_per_node: Annotated[
-        int, typer.Option("--nproc-per-node", "--nproc_per_node", help="workers per machine")
-    ] = 1,
-    nnodes: Annotated[
-        int, typer.Option(help="machines of the job when each is a host; with --rdzv-endpoint")
-    ] = 0,
-    rdzv_endpoint: Annotated[
-        str, typer.Option("--rdzv-endpoint", "--rdzv_endpoint", help="controller's HOST:PORT")
-    ] = "",
-    node_rank: Annotated[
-        int,
-        typer.Option("--node-rank", "--node_rank", help="this host's place; 0 has the controller"),
-    ] = -1,
-    max_restarts: Annotated[
-        int, typer.Option("--max-restarts", "--max_restarts", help="incidents the job survives")
-    ] = -1,
+    nproc_per_node: NprocPerNode = 1,
+    nnodes: Nnodes = 0,
+    rdzv_endpoint: RdzvEndpoint = "",
+    node_rank: NodeRank = -1,
+    max_restarts: MaxRestarts = UNLIMITED,
     config: Annotated[Path | None, typer.Option(help="settings, a TOML file")] = None,
-    assignments: Annotated[
-        list[str] | None, typer.Option("--set", help="one setting: owner.field=value")
-    ] = None,
+    assignments: Assignments = None,
     run_dir: Annotated[Path | None, typer.Option(help="where the job keeps its files")] = None,
-    job: Annotated[
-        str, typer.Option(help="name of the job; default: the script's and a number")
-    ] = "",
+    job: JobName = "",
+    checkpoints: Checkpoints = "",
+    resume: Resume = "auto",
     token_file: Annotated[Path | None, typer.Option(help="the job's token; several hosts")] = None,
     no_progress: Annotated[bool, typer.Option("--no-progress", help="no progress line")] = False,
-    worker_logs: Annotated[
-        bool, typer.Option("--worker-logs", help="show what workers print")
-    ] = False,
+    rehearse_with: RehearseWith = "",
+    rehearsal_writes: RehearsalWrites = "",
+    worker_logs: ShowsWorkerLogs = False,
 ) -> int:
     """Train SCRIPT, surviving the loss of machines, with the numbers of an undisturbed run."""
     check_counts(machines=machines, standby=standby, nproc_per_node=nproc_per_node)
     if not script.is_file():
         raise ConfigError(f"no script at {script}")
-    settings = resolve_settings(config, assignments or [], max_restarts, machines * nproc_per_node)
+    flags = {
+        "rehearsal.answers": rehearse_with,
+        "rehearsal.writes": rehearsal_writes,
+        "checkpoint.directory": checkpoint_place(checkpoints),
+    }
+    given = [f"{name}={value}" for name, value in flags.items() if value] + (assignments or [])
+    settings = resolve_settings(config, given, max_restarts, machines * nproc_per_node)
+    check_resume(resume, read_keeping(settings_of.flatten(settings)))
     directory = choose_directory(script, job, run_dir)
     if nnodes > 0 or rdzv_endpoint:
         return run_on_hosts(
@@ -76,10 +87,11 @@ def run(
                 node_rank=node_rank,
                 standbys=standby,
                 workers_per_machine=nproc_per_node,
-                endpoint=parse_address(rdzv_endpoint),
+                endpoint=_endpoint(nnodes, rdzv_endpoint),
                 directory=directory,
                 token_file=token_file,
                 settings=settings_of.flatten(settings),
+                resume=resume,
             )
         )
     plan = JobPlan(
@@ -91,9 +103,15 @@ def run(
         job=job or directory.path.name,
         run_directory=directory.path,
         settings=settings_of.flatten(settings),
+        resume=resume,
     )
     logs = WorkerLogs(directory.logs) if worker_logs else None
     return run_here(plan, ConsoleScreen(logs, shows_progress=not no_progress), worker_logs)
+
+
+def checkpoint_place(text: str) -> str:
+    """A directory as all processes find it; a URL as it is."""
+    return text if "://" in text or not text else str(Path(text).resolve())
 
 
 def run_here(plan: JobPlan, screen: ConsoleScreen, shows_logs: bool) -> int:
@@ -114,6 +132,12 @@ def check_counts(**counts: int) -> None:
             raise ConfigError(f"--{option}: expected at least {least}, got {value}")
 
 
+def _endpoint(nnodes: int, text: str) -> tuple[str, int]:
+    if not text:
+        raise ConfigError(f"--nnodes {nnodes} needs --rdzv-endpoint HOST:PORT, the controller's")
+    return parse_address(text)
+
+
 def resolve_settings(
     config: Path | None, assignments: list[str], max_restarts: int, worker_count: int
 ) -> dict[str, settings_of.Scalar]:
@@ -122,7 +146,9 @@ def resolve_settings(
         {"worker.threads": probes.default_threads(worker_count)},
         settings_of.read_toml(config) if config is not None else {},
     ]
-    if max_restarts >= 0:
+    if max_restarts < UNLIMITED:
+        raise ConfigError(f"--max-restarts: expected at least 0, got {max_restarts}")
+    if max_restarts != UNLIMITED:
         layers.append({"controller.max_incidents": max_restarts})
     layers.append(settings_of.read_assignments(assignments))
     return settings_of.resolve(*layers)

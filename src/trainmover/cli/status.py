@@ -29,8 +29,27 @@ def status(
     typer.echo(f"{found['job']}: {found['word']}; {found['incident_count']} incidents")
     for title in ("ranks", "standbys", "machines"):
         show_table(found[title], title)
+    for line in kept_lines(found):
+        typer.echo(line)
     if view["findings"]:
         typer.echo(f"{view['findings']} findings: see console.jsonl in the run directory")
+
+
+def kept_lines(found: dict[str, Any]) -> list[str]:
+    """What the job could be restored from."""
+    lines = []
+    if found["snapshot_step"] >= 0:
+        lines.append(f"newest snapshot in memory: step {found['snapshot_step']}")
+    if found["snapshot_copies"]:
+        lines.append(f"copies: {found['snapshot_copies']}")
+    if found["checkpoint_step"] >= 0:
+        age_s = found["checkpoint_age_s"]
+        age = f", {age_s:.0f} s old" if age_s >= 0 else ""
+        name = found["checkpoint_name"]
+        lines.append(f"newest checkpoint: step {found['checkpoint_step']} ({name}){age}")
+    if found["checkpoint_state"]:
+        lines.append(f"checkpoint: {found['checkpoint_state']}")
+    return lines
 
 
 def show_table(rows: list[dict[str, Any]], title: str) -> None:

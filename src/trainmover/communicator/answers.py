@@ -3,10 +3,13 @@
 Decides values only. In loop-back (a standby without a role) each collective is answered as if
 every peer had sent what this rank sent. While running out, with this rank's own input where that
 has the output's meaning. In both, zeros for the rest: memory that was never written must not
-reach an embedding's index or a loop's condition. Nothing here waits.
+reach an embedding's index or a loop's condition. A rehearsal with a recording hands the values
+in. Nothing here waits.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 
@@ -69,6 +72,20 @@ def loop_back(call: Call) -> None:
             _move(call, has_touched=False)
 
 
+def recorded(call: Call, kept: Sequence[torch.Tensor]) -> None:
+    """Answer `call` with the outputs that another process got for the same one."""
+    with torch.no_grad():
+        for output, value in zip(call.outputs, kept, strict=True):
+            _assign(output, value)
+
+
+def zeros(call: Call) -> None:
+    """Answer `call` with zeros: valid memory, and not good enough (an assertion may fail)."""
+    with torch.no_grad():
+        for output in call.outputs:
+            _clear(output)
+
+
 def run_out(call: Call, has_touched: bool) -> None:
     """Answer `call` of a broken generation; `has_touched`: the result's memory is torn."""
     with torch.no_grad():
@@ -100,4 +117,12 @@ def _move(call: Call, has_touched: bool) -> None:
             own, other = call.inputs[rank], call.inputs[index]
             _assign(output, own if own.numel() == output.numel() else other)
     elif call.kind in (Kind.RECV, Kind.RECV_ANY):
-        _clear(call.outputs[0])
+        _receive_nothing(call.outputs[0])
+
+
+def _receive_nothing(output: torch.Tensor) -> None:
+    """A lone integer is a vote, a flag or a count: 1 lets things go on (torch's pipelines vote on
+    how stages learn of shapes, and with 0 wait for pickled ones that nobody sends)."""
+    _clear(output)
+    if output.numel() == 1 and output.dtype in (torch.int32, torch.int64):
+        _assign(output, torch.ones((), dtype=output.dtype))

@@ -285,6 +285,18 @@ class Communicator:
 
     # -- collectives ---------------------------------------------------------
 
+    def interpose(self, hook: Callable[[Call], Operation | None] | None) -> None:
+        """From now on `hook` is given every call in place of `start`; None: nobody is.
+
+        The type changes and changes back: once recorded, nothing of it is left to pay for.
+        """
+        if hook is None:
+            self.__class__ = Communicator
+            self.__dict__.pop("hook", None)
+        else:
+            self.hook = hook
+            self.__class__ = InterposedCommunicator
+
     def start(self, call: Call) -> Operation | None:
         """Start a collective; None where it was answered at once."""
         if self._is_forked:
@@ -371,6 +383,14 @@ class Communicator:
         self._mesh.close_in_child()
         for stream in list(self._router.streams):
             stream.close()
+
+
+class InterposedCommunicator(Communicator):
+    """A communicator while its calls are recorded or answered by somebody else."""
+
+    def start(self, call: Call) -> Operation | None:
+        """Hand `call` to the hook."""
+        return self.hook(call)
 
 
 def completed(result: Any) -> torch.futures.Future[Any]:

@@ -125,6 +125,7 @@ class Driver:
         order = self.first
         while True:
             order = self._enter(main, order)
+            gc.collect()  # its frames are gone only now: nothing of the last entry stays
 
     def _enter(self, main: Main, order: orders.RunMain) -> orders.RunMain:
         runtime = self._runtime
@@ -170,10 +171,9 @@ class Driver:
     def _again(self, order: orders.RunMain, job: Job) -> orders.RunMain:
         """Let go of everything the last entry held before the next one allocates."""
         self._runtime.stepper = None
-        self._runtime.watch.on_invented = None
+        self._runtime.watch.let_go()
         job.close()
         set_current(None)
-        gc.collect()
         return order
 
     def failed(
@@ -185,6 +185,10 @@ class Driver:
         if runtime.is_loader_worker():
             raise error
         mistakes.add_hint(error)
+        refused = runtime.host.walk.abandon() if runtime.is_shadow() else ""
+        if stepper is not None and stepper.is_shadow:
+            why = refused or f"{type(error).__name__}: {error}"
+            runtime.tell_finding("rehearsal", f"a standby failed and is not counted: {why}")
         # In front of main nothing has met a collective, whatever the channels are up to.
         is_running_out = runtime.host.is_tainted and stepper is not None
         text = "".join(traceback.format_exception(error))
@@ -198,7 +202,7 @@ class Driver:
                 rank=stepper.rank if stepper is not None else self.first.rank,
                 step=stepper.step_index if stepper is not None else 0,
                 text=text,
-                error=f"{type(error).__name__}: {error}",
+                error=refused or f"{type(error).__name__}: {error}",
                 was_running_out=is_running_out or is_behind_undone_step,
                 is_machine_caused=bool(machine_cause(error)),
             )

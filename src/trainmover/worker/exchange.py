@@ -7,19 +7,23 @@ communicator; each is served by a short-lived thread of its own, off the I/O thr
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from trainmover.errors import StateMismatch, TrainMoverError, TransportError
-from trainmover.protocol.messages import Plan, Source
+from trainmover.protocol.messages import Plan, Rehearsal, Source
+from trainmover.rehearsal.recording import RecordingStore
 from trainmover.state.transfer import serve_state
 from trainmover.topology import Member
+from trainmover.worker.first_iterations import store_root
 from trainmover.worker.personal import Personal, decode, encode
 
 if TYPE_CHECKING:
@@ -28,9 +32,13 @@ if TYPE_CHECKING:
 BULK = "bulk"
 OWN = "own"
 EARLY = "early"
+RECORDING = "recording"
 """Own leaves as they are now, without waiting: enough to start loader workers in time."""
 LENGTH = struct.Struct("!Q")
 PERSONAL_LIMIT_BYTES = 1 << 30
+CHUNK_BYTES = 1 << 22
+NO_GENERATION = 1 << 62
+"""A standby is in none; above all there are, which no member takes for one of its own."""
 
 
 class Exchange:
@@ -69,6 +77,9 @@ class Exchange:
         try:
             with stream:
                 stream.settimeout(config.transfer_timeout_s)
+                if purpose.startswith(RECORDING):
+                    self._serve_recording(stream, purpose)
+                    return
                 if not purpose.startswith(EARLY):
                     self._wait_until_open(generation, config.serve_wait_s)
                 if purpose == BULK:
@@ -127,7 +138,40 @@ class Exchange:
 
         return progress
 
+    def _serve_recording(self, stream: socket.socket, purpose: str) -> None:
+        """A standby whose machine does not see the store."""
+        _, fingerprint, role_class = purpose.split(":")
+        path = RecordingStore(store_root(self._runtime), fingerprint).path(role_class)
+        with open(path, "rb") as file:
+            stream.sendall(LENGTH.pack(os.fstat(file.fileno()).st_size))
+            stream.sendfile(file)
+
     # ------------------------------------------------------------------ fetching
+
+    def fetch_recording(self, rehearsal: Rehearsal) -> Path:
+        """Standby, main thread: the keeper's file, put into the store as this machine sees it.
+
+        Raises TransportError, OSError.
+        """
+        keeper = rehearsal.keeper
+        if keeper is None:
+            raise TransportError(f"nobody serves {rehearsal.file}")
+        limit_s = self._runtime.config.transfer_timeout_s
+        purpose = f"{RECORDING}:{rehearsal.fingerprint}:{rehearsal.role_class}"
+        store = RecordingStore(store_root(self._runtime), rehearsal.fingerprint)
+        path = store.path(rehearsal.role_class)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        half = path.with_name(f".{path.name}.{self._runtime.incarnation}")
+        stream = self._runtime.communicator.dial(keeper, purpose, NO_GENERATION, limit_s)
+        with stream, open(half, "wb") as file:
+            stream.settimeout(limit_s)
+            (left,) = LENGTH.unpack(_exactly(stream, LENGTH.size))
+            while left:
+                data = _exactly(stream, min(left, CHUNK_BYTES))
+                file.write(data)
+                left -= len(data)
+        os.replace(half, path)
+        return path
 
     def fetch_state(self, plan: Plan, rank: int, receive: Callable[..., int]) -> int:
         """Run `receive(stream, progress)` on the stream of the bulk source; bytes received.

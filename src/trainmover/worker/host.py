@@ -7,13 +7,19 @@ script run as `python FILE` or under torchrun, without resilience).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from trainmover.protocol.messages import Edge, Message, Plan
 from trainmover.worker.config import WorkerConfig
 from trainmover.worker.events import Local
 from trainmover.worker.orders import OrderBox, RunMain
 from trainmover.worker.personal import Personal
+
+if TYPE_CHECKING:
+    from trainmover.state.inventory import Inventory
+    from trainmover.worker.first_iterations import FirstIterations
+    from trainmover.worker.snapshot_side import SnapshotSide
+    from trainmover.worker.walk import Walk
 
 
 class Host(Protocol):
@@ -24,6 +30,12 @@ class Host(Protocol):
     run_id: str
     incarnation: str
     is_managed: bool
+    snapshots: SnapshotSide | None
+    """None where there is no agent to keep them."""
+
+    @property
+    def walk(self) -> Walk | None:
+        """The rehearsals of a standby; None where there can be none."""
 
     @property
     def generation(self) -> int:
@@ -81,6 +93,9 @@ class Host(Protocol):
 
     def mark(self, name: str) -> None:
         """Remember a named instant for the incident report."""
+
+    def watch_first(self, inventory: Inventory, rank: int) -> FirstIterations | None:
+        """Record the first iterations of a member; None: nobody needs them."""
 
     def set_rank(self, rank: int) -> None:
         """Change the rank that the process group and the environment show."""

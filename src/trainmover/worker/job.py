@@ -17,12 +17,14 @@ from trainmover.worker import mistakes
 from trainmover.worker.batches import Batches
 from trainmover.worker.frames import is_leaving_by_break
 from trainmover.worker.hand_made import hand_made_state, load_hand_made
+from trainmover.worker.replicas import confirm_replicas
 from trainmover.worker.scan import find_untracked
 from trainmover.worker.shadow import Keeper
 from trainmover.worker.step import Step
 from trainmover.worker.unwinding import Halted, Left, Reentered, StepUndone
 
 if TYPE_CHECKING:
+    from trainmover.worker.first_iterations import FirstIterations
     from trainmover.worker.host import Host
     from trainmover.worker.stepper import Stepper
 
@@ -168,6 +170,7 @@ class Job:
         self._has_steps = True
         self._host.end_build()
         mistakes.check_names(self._stepper)
+        confirm_replicas(self._stepper)
         stepper = self._stepper
         total = min(total, self._host.config.max_steps or total)
         is_granted = False
@@ -176,32 +179,52 @@ class Job:
             stepper.park_standby()
             is_granted = True
         while True:
-            if not is_granted:
+            if not is_granted and not stepper.has_rolled_back:
                 stepper.boundary()
-            is_granted = False
+            is_granted = stepper.has_rolled_back = False
             index = stepper.step_index
             if stepper.check is not None:
                 total = stepper.check.total(total, self._host.generation, index)
-            if not self._run_every(index):
-                continue
+            self._run_every(index)
             if index >= total:
-                if stepper.finish():
+                if stepper.finishing.run():
                     break
                 continue
             step = self._step = Step(stepper, stepper.metrics, index)
+            first = self._first_iterations()
+            live = self._host.walk
+            if first is not None:
+                first.before_step()
+            elif live is not None and live.coverage is not None:
+                live.before_live_step(stepper.inventory)
             try:
                 yield step
             except GeneratorExit:
                 self._finish_early(step, total)
                 raise
+            if first is not None:
+                first.after_step(was_undone=step.was_undone)
+            elif live is not None and live.coverage is not None:
+                live.after_live_step(step.index)
             self._check_body(step)
         self._is_loop_over = True
+
+    def _first_iterations(self) -> FirstIterations | None:
+        """What watches this member's first iterations; None once they are known."""
+        stepper = self._stepper
+        if stepper.entry.is_loopback:
+            return None
+        if stepper.first is None:
+            stepper.first = self._host.watch_first(stepper.inventory, stepper.rank)
+        first = stepper.first
+        return None if first is None or first.is_complete else first
 
     def _shadow_steps(self, total: int) -> Iterator[Step]:
         stepper = self._stepper
         keeper = Keeper(stepper.inventory, stepper.batches)
         limit = self._host.config.settle_attempts_max
         exact = stepper.entry.attempts
+        walk = self._host.walk
         while stepper.attempts < limit:
             if 0 <= exact <= limit and stepper.attempts >= exact:
                 break
@@ -209,18 +232,26 @@ class Job:
                 break
             stepper.begin_shadow()
             step = self._step = Step(stepper, stepper.metrics, stepper.attempts - 1)
+            if walk is not None:
+                walk.before_step(stepper.inventory)
             yield step
+            if walk is not None:
+                walk.after_step()
             if not step.was_entered:
                 raise mistakes.never_entered(step.index)
             stepper.watch.end()
         stepper.phase = "boundary"
         keeper.put_back()
 
-    def _run_every(self, index: int) -> bool:
-        """Functions due at this boundary. False: a loss came between; back to the boundary."""
-        stepper = self._stepper
-        if index == 0 or stepper.parts_done:
-            return True
+    def _run_every(self, index: int) -> None:
+        """Functions due at this boundary.
+
+        Where a loss strikes one of them, the step behind it runs out and is undone, and they are
+        called again. The attempt is never left out: DDP rebuilds its buckets in the second one,
+        on every rank or on none (decision 0003).
+        """
+        if index == 0 or self._stepper.parts_done:
+            return
         try:
             for steps, fn in self._every:
                 if index % steps == 0:
@@ -229,11 +260,8 @@ class Job:
             if not self._host.is_tainted:
                 raise
         except StepUndone:
-            pass
-        if self._host.is_tainted:
-            stepper.undo()
-            return False
-        return True
+            # Raised on invented values only: the step's own gate undoes.
+            return
 
     def _check_body(self, step: Step) -> None:
         if not step.was_entered:
@@ -277,7 +305,9 @@ class Job:
                 if not is_granted:
                     stepper.boundary()
                 is_granted = False
-                if stepper.finish():
+                if stepper.has_rolled_back:
+                    stepper.give_up("rolled back behind the loop's end, which can't be run again")
+                if stepper.finishing.run():
                     return
         except Reentered as again:
             self._host.enter_again(again.order)

@@ -12,14 +12,18 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from trainmover.communicator.settings import Mode
-from trainmover.protocol.messages import Edge, Message, Plan
+from trainmover.protocol.messages import Edge, KeepRecording, Message, Plan
 from trainmover.topology.membership import backups_of
 from trainmover.worker import orders
 from trainmover.worker.cut_over import CutOverRun
 from trainmover.worker.events import Local
+from trainmover.worker.first_iterations import FirstIterations
 from trainmover.worker.personal import PERSONAL, Personal, encode
+from trainmover.worker.snapshot_side import SnapshotSide
+from trainmover.worker.walk import Walk
 
 if TYPE_CHECKING:
+    from trainmover.state.inventory import Inventory
     from trainmover.worker.runtime import Runtime
 
 END_LIMIT_S = 5.0
@@ -38,6 +42,13 @@ class MainSide:
         self.run_id = runtime.run_id
         self.incarnation = runtime.incarnation
         self.pending_entry: orders.RunMain | None = None
+        self.restore: orders.Restore | None = None
+        """What the next live entry of `main` begins with."""
+        self.snapshots: SnapshotSide | None = SnapshotSide(
+            runtime.request.spec, runtime.request.secret, runtime.config.transfer_timeout_s
+        )
+        self.walk = Walk(runtime)
+        self.first: FirstIterations | None = None
 
     def post(self, event: Local) -> None:
         """To the lifecycle, on the I/O thread."""
@@ -61,6 +72,18 @@ class MainSide:
     def clear_taint(self) -> None:
         """After an undo."""
         self._runtime.communicator.clear_taint()
+
+    def committed(self, plan: Plan) -> None:
+        """On the I/O thread: `plan` is committed; a fresh start may begin with a checkpoint."""
+        self.restore = None
+        if plan.is_fresh_start and plan.restore:
+            self.restore = orders.Restore(plan.restore, plan.target)
+
+    def link_up(self) -> None:
+        """On the I/O thread: an agent that has just come up must know of all snapshots."""
+        if self.snapshots is not None:
+            for taken in self.snapshots.slots.told():
+                self.tell(taken)
 
     def tell(self, message: Message) -> None:
         """To the controller's log; not for the decider."""
@@ -127,6 +150,27 @@ class MainSide:
         """An interrupted attempt has been undone."""
         self._runtime.mark("undone")
         self._runtime.reached("run_out", self.generation)
+
+    def begin_entry(self, order: orders.RunMain) -> None:
+        """`main` is about to be entered as `order` says: nothing of the last entry is kept."""
+        first, self.first = self.first, None
+        if first is not None:
+            first.close()
+        self._runtime.communicator.interpose(None)
+        if order.is_loopback:
+            self.walk.begin(order)
+
+    def watch_first(self, inventory: Inventory, rank: int) -> FirstIterations | None:
+        """Record the first iterations of a member that has entered `main` as one."""
+        if self._runtime.rehearsal.answers == "loopback":
+            return None
+        self.first = FirstIterations(self._runtime, inventory, rank)
+        return self.first
+
+    def decide_recording(self, order: KeepRecording) -> None:
+        """On the I/O thread: who keeps the recording of this rank's class."""
+        if self.first is not None:
+            self.first.decide(order)
 
     def set_rank(self, rank: int) -> None:
         """Environment and process group show `rank` from now on."""

@@ -10,7 +10,15 @@ import queue
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from trainmover.protocol.messages import Plan
+from trainmover.protocol.messages import Plan, Rehearsal, Version
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """State to begin with: a durable checkpoint."""
+
+    name: str
+    target: Version
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +34,10 @@ class RunMain:
     """Entered again because this standby was built as another rank."""
     number: int = 0
     """Of the order; what an older entry still says is void."""
+    rehearsals: tuple[Rehearsal, ...] = ()
+    """Standby: classes to walk through, one entry each, this one's first; empty: loop-back."""
+    restore: Restore | None = None
+    """Member: load this before the first boundary is reported."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ from trainmover.worker.stepper import Stepper
 if TYPE_CHECKING:
     from trainmover.protocol.messages import Edge
     from trainmover.worker.entry import Main
+    from trainmover.worker.snapshot_side import SnapshotSide
 
 END_LIMIT_S = 20.0
 """Longest wait for the end of torch's own process group."""
@@ -42,9 +43,11 @@ class PlainHost:
     """Grants everything at once."""
 
     is_managed = False
+    walk = None
     generation = 0
     is_tainted = False
     is_running_out = False
+    snapshots: SnapshotSide | None = None
 
     def __init__(self, rank: int) -> None:
         self.orders = orders.OrderBox(lambda: True)
@@ -78,6 +81,9 @@ class PlainHost:
 
     def send_personal(self, personal: Personal) -> None:
         """There is no peer to hold it."""
+
+    def watch_first(self, inventory: Any, rank: int) -> None:
+        """Nobody rehearses."""
 
     def fetch_state(self, plan: Plan, rank: int, receive: Callable[..., int]) -> int:
         """There is no switchover."""

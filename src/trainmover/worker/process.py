@@ -35,6 +35,7 @@ def run_worker(request: ForkRequest) -> int:
         print(f"trainmover: {error}", flush=True)
         return exits.INCOMPATIBLE
     register_backend(runtime.communicator)
+    runtime.link.tally.read_counters = lambda: runtime.communicator.counters
     distributed = DistributedEntry(
         runtime.tell_finding, lambda: runtime.reads.note_place("a sub-group")
     )
@@ -44,7 +45,7 @@ def run_worker(request: ForkRequest) -> int:
     runtime.start_groups = lambda order: init_process_group(
         runtime.communicator, order.rank, order.world_size
     )
-    if runtime.config.is_check:
+    if runtime.config.is_check and runtime.rehearsal.writes == "allow":
         WriteWatch(runtime.tell_finding, runtime.is_shadow).install()
     runtime.start()
     if note:
@@ -72,6 +73,8 @@ def _play(request: ForkRequest, runtime: Runtime, driver: Driver) -> int:
     spec = request.spec
     sys.argv = [spec.script, *spec.arguments]
     sys.path.insert(0, os.path.dirname(os.path.abspath(spec.script)))
+    if order.is_loopback:
+        runtime.host.walk.guard()
     try:
         try:
             runpy.run_path(spec.script, run_name="__main__")

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from trainmover.errors import StateMismatch, TransportError
+from trainmover.errors import RemoteProtocolError, StateMismatch, TransportError
 from trainmover.protocol import exits
-from trainmover.protocol.messages import Edge, Plan
+from trainmover.protocol.messages import Edge, Plan, Version
 from trainmover.state.rng import restore_rng
 from trainmover.state.transfer import receive_state
 from trainmover.worker import orders
@@ -43,6 +43,9 @@ class Roles:
         ):
             stepper.settling = plan
             return True
+        if plan.is_rollback:
+            self.receive(plan)
+            return False
         if plan.kind == "unplanned" and plan.joiners and stepper.metrics.drop_late():
             stepper.logbook.finding(
                 "dropped",
@@ -69,7 +72,9 @@ class Roles:
         if rank is None:
             raise Halted(exits.PROTOCOL_FAILED, f"plan {plan.number} does not name this worker")
         is_too_warm = plan.kind == "unplanned" and plan.attempts < stepper.attempts
-        must_repeat = rank != stepper.rank and not self._can_play(rank)
+        walk = stepper.host.walk
+        is_other = walk is not None and walk.is_other_class(stepper.rank, rank)
+        must_repeat = rank != stepper.rank and (is_other or not self._can_play(rank))
         if (is_too_warm or must_repeat) and not (
             stepper.entry.is_adoption and rank == stepper.rank
         ):
@@ -84,13 +89,14 @@ class Roles:
                     attempts=plan.attempts if is_too_warm else -1,
                     is_adoption=True,
                     number=stepper.entry.number,
+                    rehearsals=() if walk is None else walk.rehearsals_for(rank),
                 )
             )
         how = "as_built" if rank == stepper.entry.rank else "in_place"
         if stepper.entry.is_adoption:
             how = "reentered"
         for batches in stepper.batches:
-            batches.set_rank(rank)
+            batches.set_rank(rank, stepper.rank, stepper.world_size)
         stepper.rank = rank
         stepper.host.set_rank(rank)
         stepper.host.adopted(plan, how)
@@ -99,7 +105,7 @@ class Roles:
     def _start_loaders(self, plan: Plan) -> None:
         """Loader workers start while stayers run out or train on; the exact place comes later."""
         stepper = self._stepper
-        if not stepper.batches:
+        if not stepper.batches or plan.is_rollback:
             return
         try:
             hint = stepper.host.peek_personal(plan, stepper.rank)
@@ -115,9 +121,37 @@ class Roles:
         stepper = self._stepper
         if stepper.host.rank_readers():
             return False
-        return all(batches.set_rank(rank) for batches in stepper.batches)
+        size = stepper.world_size
+        return all(batches.set_rank(rank, stepper.rank, size) for batches in stepper.batches)
 
     def receive(self, plan: Plan) -> None:
+        """Fetch and verify the state that `plan` names for this rank."""
+        if plan.is_rollback:
+            self._roll_back(plan)
+        else:
+            self._receive_live(plan)
+
+    def _roll_back(self, plan: Plan) -> None:
+        """Load the snapshot of the plan's target; joiners and stayers alike."""
+        stepper = self._stepper
+        side = stepper.host.snapshots
+        assert side is not None
+        try:
+            with side.open(plan, stepper.rank) as fetch:
+                amount = stepper.snapshots.load(fetch.description, fetch.read, fetch.bulk_digest)
+                fetch.end()
+            personal = stepper.snapshots.personal_of(fetch.description)
+        except (TransportError, StateMismatch, RemoteProtocolError) as error:
+            # Half-loaded state does no harm: the next plan loads all of it again.
+            peer = next((s.machine for s in plan.sources if s.rank == stepper.rank), "")
+            stepper.host.failed(plan, Edge(peer=peer, reason=str(error)))
+            return
+        stepper.host.mark("snapshot loaded")
+        self.put_own(personal, plan.target)
+        stepper.has_rolled_back = True
+        stepper.host.received(plan, amount)
+
+    def _receive_live(self, plan: Plan) -> None:
         stepper = self._stepper
 
         def receive(stream: Any, progress: Callable[[float], None]) -> int:
@@ -139,26 +173,29 @@ class Roles:
             stepper.host.failed(plan, Edge(peer=peer, reason=f"expected {text}"))
             return
         stepper.host.mark("own received")
-        self._put_personal(personal, plan)
+        self.put_own(personal, plan.target)
         stepper.host.received(plan, amount)
 
-    def _put_personal(self, personal: Personal, plan: Plan) -> None:
+    def put_own(self, personal: Personal, target: Version, *, are_names_known: bool = True) -> None:
+        """Own leaves of this rank at `target`, whose bulk and shared leaves are in place."""
         stepper = self._stepper
         names = frozenset(name for name, _ in personal.smalls)
-        stepper.own.names = names if plan.target.step > 0 else None
+        stepper.own.names = names if target.step > 0 and are_names_known else None
         for name, data in personal.smalls:
             stepper.inventory.load_small(name, data)
         for batches, position in zip(stepper.batches, personal.batches, strict=True):
             batches.restore(position)
         restore_rng(personal.rng)
         stepper.metrics.put(personal.metrics)
-        stepper.version = plan.target
+        stepper.version = target
         stepper.step_index = personal.step_index
         stepper.parts_done = personal.parts_done
         stepper.top_batches = personal.batches
         stepper.reading.begin()
         stepper.rng_for_part = personal.rng if personal.parts_done else None
         stepper.is_shadow = False
+        if stepper.host.walk is not None:
+            stepper.host.walk.adopted()
         stepper.gate_personal = None
         if stepper.rank == 0 and personal.logged:
             # The lost primary may have passed the gate and died before telling its log line.

@@ -7,7 +7,6 @@ do (user code, tensors) becomes an order in its box.
 
 from __future__ import annotations
 
-import mmap
 import os
 import sys
 import threading
@@ -25,7 +24,7 @@ from trainmover.edges.probes import machine_facts
 from trainmover.protocol import exits
 from trainmover.protocol.messages import Finding, Mark, Plan, Report
 from trainmover.protocol.nursery import ForkRequest
-from trainmover.protocol.progress_page import PAGE_BYTES, ProgressPage
+from trainmover.rehearsal.config import RehearsalConfig
 from trainmover.topology import Membership
 from trainmover.units import Instant
 from trainmover.worker import events, lifecycle, orders
@@ -37,6 +36,7 @@ from trainmover.worker.exchange import Exchange
 from trainmover.worker.link import AgentLink
 from trainmover.worker.main_side import MainSide
 from trainmover.worker.output import redirect
+from trainmover.worker.own_page import open_page
 from trainmover.worker.personal import BackupStore
 from trainmover.worker.rank_reads import RankReads, watch_environment
 from trainmover.worker.sequence import SequenceWatch
@@ -55,6 +55,7 @@ class Runtime:
         settings = dict(request.spec.settings)
         self.request = request
         self.config = read_settings(WorkerConfig, "worker", settings)
+        self.rehearsal = read_settings(RehearsalConfig, "rehearsal", settings)
         self.incarnation = request.incarnation
         self.run_id = request.spec.run_id
         self.engine = Engine()
@@ -73,7 +74,7 @@ class Runtime:
         self.communicator.hear_finish(self._channel_events.peer_finished)
         self.link = AgentLink(self.engine, request.agent_socket, request.incarnation)
         self.link.on_message = self.dispatch
-        self.link.on_up = lambda: self.dispatch(events.LinkUp())
+        self.link.on_up = self._link_up
         self.link.on_down = lambda: self.dispatch(events.LinkDown())
         self.orders = orders.OrderBox(lambda: self.engine.is_running)
         self.watch = SequenceWatch()
@@ -84,7 +85,7 @@ class Runtime:
         self.cut: CutOverRun | None = None
         self.phase_one: CutOverRun | None = None
         self.exchange = Exchange(self)
-        self.page = self._open_page(request.progress_path)
+        self.page = open_page(request.progress_path)
         self._marks: list[Mark] = []
         self._events: deque[Any] = deque()
         self._is_dispatching = False
@@ -105,14 +106,6 @@ class Runtime:
             now=Instant(time.monotonic_ns()),
         )
 
-    @staticmethod
-    def _open_page(path: str) -> ProgressPage:
-        handle = os.open(path, os.O_RDWR)
-        try:
-            return ProgressPage(mmap.mmap(handle, PAGE_BYTES))
-        finally:
-            os.close(handle)
-
     def is_loader_worker(self) -> bool:
         """Whether this is a fork of the worker (a DataLoader child), not the worker itself."""
         return os.getpid() != self._pid
@@ -126,6 +119,7 @@ class Runtime:
         self.watch.forget()
         self.show_rank(order)
         self.reads.begin()
+        self.host.begin_entry(order)
         if order.is_adoption:
             self.communicator.start_loopback(order.rank, order.world_size)
         elif order.number == self._ordered and not order.is_loopback:
@@ -193,6 +187,10 @@ class Runtime:
         finally:
             self._is_dispatching = False
         self._schedule()
+
+    def _link_up(self) -> None:
+        self.host.link_up()
+        self.dispatch(events.LinkUp())
 
     def _schedule(self) -> None:
         """One timer, moved only when a deadline comes nearer; an early tick changes nothing."""
@@ -262,6 +260,8 @@ class Runtime:
                 )
             case events.FinishMain():
                 self.orders.give(orders.Finish())
+            case events.DecideRecording():
+                self.host.decide_recording(command.order)
             case events.StopWorker():
                 self._stop(command)
 
@@ -276,6 +276,8 @@ class Runtime:
                 is_loopback=command.is_loopback,
                 attempts=command.attempts,
                 number=self._ordered,
+                rehearsals=command.rehearsals,
+                restore=None if command.is_loopback else self.host.restore,
             )
         )
 
@@ -330,6 +332,7 @@ class Runtime:
         if run is None:
             return
         self.mark("committed")
+        self.host.committed(run.plan)
         if run.is_member:
             self.communicator.commit(command.number)
             if not run.plan.is_fresh_start:
@@ -341,7 +344,8 @@ class Runtime:
             rank = run.rank
             assert rank is not None
             redirect(self.request.spec.log_directory, command.number, rank)
-            self.page.write(generation=command.number)
+            # A roll-back takes passed gates back; a stale one would look like progress.
+            self.page.write(generation=command.number, gate=command.target_step - 1)
         self.exchange.close_serving(command.number)
 
     def _abort(self, command: events.AbortGeneration) -> None:

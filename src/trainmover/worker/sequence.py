@@ -64,6 +64,12 @@ class SequenceWatch:
         if self._invented > LOOP_CALLS and not is_in_backward and self.is_undoable():
             raise StepUndone
 
+    def let_go(self) -> None:
+        """Hold nothing of the entry of `main` that is over."""
+        self.on_invented = None
+        self.on_early = None
+        self.is_undoable = bool
+
     def forget(self) -> None:
         """`main` is entered again: nothing has settled yet."""
         self._last_digests = ()

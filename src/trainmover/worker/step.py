@@ -114,7 +114,9 @@ class Step:
         """Call a function as this step (or, with a name in front, as one part of it).
 
         Repeats inside until the gate has passed and returns that result. On a joiner, a part that
-        is behind the job already is not called; its result is None there.
+        is behind the job already is not called; its result is None there. None, too, where all
+        ranks have rolled back to an earlier step meanwhile: `committed` is False then, and the
+        loop goes on with that step.
 
         Called on: every rank. Blocks: as long as `fn` and its repetitions take.
         """
@@ -122,6 +124,8 @@ class Step:
             name, fn, rest = first, args[0], args[1:]
         else:
             name, fn, rest = "", first, args
+        if self.was_undone:
+            return None  # a part before it was rolled back
         if name in self._parts_run and name in self._parts_behind:
             self._parts_behind.remove(name)
             if not self._parts_behind:
@@ -134,12 +138,12 @@ class Step:
             )
         self.was_entered = True
         self._stepper.entered = self._stepper.version.step
-        result: T = self._repeat(name, lambda: fn(*rest, **kwargs))
-        if name:
+        result: T | None = self._repeat(name, lambda: fn(*rest, **kwargs))
+        if name and not self.was_undone:
             self._parts_run.append(name)
         return result
 
-    def _repeat(self, name: str, call: Callable[[], T]) -> T:
+    def _repeat(self, name: str, call: Callable[[], T]) -> T | None:
         stepper = self._stepper
         stepper.part = name
         stepper.reading.enter_part()
@@ -148,6 +152,10 @@ class Step:
                 stepper.phase = "running"
             if stepper.phase != "running":
                 stepper.boundary()
+            if stepper.has_rolled_back:
+                # Another step's turn: the loop has to come round, and hand out its arguments.
+                self.was_undone = True
+                return None
             stepper.restart_attempt()
             try:
                 result = call()

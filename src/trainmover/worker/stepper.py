@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from trainmover.errors import ScriptError, TrackError
 from trainmover.protocol import exits, flags
@@ -22,6 +22,7 @@ from trainmover.worker import orders
 from trainmover.worker.batches import Batches
 from trainmover.worker.early_findings import EarlyFindings
 from trainmover.worker.events import BoundaryReached, GateRequested, RunOutFailed
+from trainmover.worker.finish import FinishGate
 from trainmover.worker.host import Host
 from trainmover.worker.logbook import Logbook
 from trainmover.worker.metrics import Metrics
@@ -31,8 +32,12 @@ from trainmover.worker.reading import Reading
 from trainmover.worker.roles import Roles
 from trainmover.worker.self_check import SelfCheck
 from trainmover.worker.sequence import SequenceWatch
+from trainmover.worker.snapshots import Snapshots, has_non_finite
 from trainmover.worker.tail import Tail
 from trainmover.worker.unwinding import Halted, Left, Reentered, StepUndone
+
+if TYPE_CHECKING:
+    from trainmover.worker.first_iterations import FirstIterations
 
 
 class Stepper:
@@ -60,6 +65,8 @@ class Stepper:
         self.logbook = Logbook(self)
         self.roles = Roles(self)
         self.tail = Tail(self)
+        self.finishing = FinishGate(self)
+        self.snapshots = Snapshots(self)
         self.broken_state = ""
         self.bulk_digest = 0
         self.shared_digest = 0
@@ -68,6 +75,8 @@ class Stepper:
         self.built_s = time.monotonic()
         self.has_tracked = False
         self.part = ""
+        self.has_rolled_back = False
+        """An earlier version was loaded at the last boundary: the loop has to hand out its step."""
         self.entered = -1
         """Version whose step the script has entered (`with step:` or `step.run`)."""
         self.metrics = Metrics(self)
@@ -78,6 +87,7 @@ class Stepper:
             self.check = SelfCheck(self, self.logbook.finding)
         self.top_batches: tuple[bytes, ...] = ()
         self.reading = Reading(self)
+        self.first: FirstIterations | None = None
 
     # ------------------------------------------------------------------ tracking
 
@@ -113,13 +123,25 @@ class Stepper:
                 return
         else:
             self.tail.end()
+            self._restore()
             self.rearm()
+            self.snapshots.take_if_asked()
             self._post_boundary()
         self._park()
         self._begin_attempt()
 
+    def _restore(self) -> None:
+        """First boundary of an entry that begins with a checkpoint: stand at its version."""
+        begin = self.entry.restore
+        if begin is not None and self.phase == "building":
+            from trainmover.worker.restoring import restore
+
+            self.phase = "boundary"
+            restore(self, begin.name, begin.target)
+
     def _post_boundary(self) -> None:
         readers = self.host.rank_readers()
+        walk = self.host.walk if self.is_shadow else None
         self.host.note("boundary", self.version.step)
         self.host.post(
             BoundaryReached(
@@ -132,6 +154,8 @@ class Stepper:
                 can_adopt_in_place=not readers,
                 reason=readers[0] if readers else "",
                 seconds=time.monotonic() - self.built_s,
+                classes=() if walk is None else tuple(walk.classes),
+                answers="loopback" if walk is None else walk.answers,
             )
         )
 
@@ -177,6 +201,9 @@ class Stepper:
 
     def park_standby(self) -> None:
         """Built and put back: tell it (unless a plan is waiting already) and wait for a rank."""
+        following = None if self.host.walk is None else self.host.walk.finish()
+        if following is not None:
+            raise Reentered(following)
         self.rearm()
         if not self.entry.is_adoption:
             self._post_boundary()
@@ -205,9 +232,10 @@ class Stepper:
                 case orders.Finish():
                     raise Halted(exits.STOPPED_BY_OPERATOR, "stopped at a boundary")
                 case _:
-                    self._unwind(order)
+                    self.unwind(order)
 
-    def _unwind(self, order: orders.Order) -> None:
+    def unwind(self, order: orders.Order) -> None:
+        """An order that ends this entry of `main`. Raises: Left, Reentered, Halted."""
         match order:
             case orders.RunMain():
                 raise Reentered(order)
@@ -254,6 +282,8 @@ class Stepper:
             flags.GateFlags(
                 has_update=has_update,
                 has_no_update=not has_update,
+                is_non_finite=has_non_finite(self.logbook.before_gate.values()),
+                snapshot=self.snapshots.wanted(),
                 names_digest=self.inventory.names_digest,
                 digests=self.own.small_digests(),
             )
@@ -272,7 +302,7 @@ class Stepper:
                 case orders.Settle() if order.plan.is_fresh_start:
                     self.host.settled(order.plan)
                 case _:
-                    self._unwind(order)
+                    self.unwind(order)
 
     def _passed(self, result: flags.GateResult, personal: Personal, part: str) -> None:
         self.phase = "tail"
@@ -291,6 +321,7 @@ class Stepper:
         names = self.inventory.small_names
         self.own.names = frozenset(n for n, same in zip(names, equal, strict=True) if not same)
         self.gate_personal = personal
+        self.snapshots.ask(result.snapshot, is_suspect=bool(result.vector[flags.NON_FINITE]))
         self.version = Version(step=self.version.step + 1, lineage=self.host.generation)
         self.step_index, self.parts_done = self.own.next_place(part)
 
@@ -304,6 +335,8 @@ class Stepper:
             self.give_up(str(error))
         self.host.clear_taint()
         self.watch.cancel()
+        if self.first is not None:
+            self.first.undone()
         self.logbook.undo()
         self.host.undone()
         self.phase = "boundary"
@@ -341,46 +374,3 @@ class Stepper:
                     f"step had {', '.join(self.part_names or ())}; each step needs the same parts"
                 )
             self.step_index, self.parts_done = self.step_index + 1, ()
-
-    def finish(self) -> bool:
-        """The gate behind the loop, then wait until every rank has finished (protocol.md W6, C6).
-
-        Returns False when the gate did not pass and must be entered again from the boundary.
-        """
-        try:
-            while True:
-                order = self._finish_gate()
-                if isinstance(order, orders.Finish):
-                    self.phase = "finished"
-                    return True
-                # An incident came between and was repaired: the gate is entered again.
-                self.phase = "running"
-        except StepUndone:
-            self.undo()
-            return False
-
-    def _finish_gate(self) -> orders.Order:
-        """Enter the finish gate; Finish when the job is complete, Go when it must be repeated."""
-        if self.host.is_tainted:
-            raise StepUndone
-        self.phase = "gate"
-        self.host.note("finish", self.version.step)
-        vector = flags.encode(
-            flags.GateFlags(
-                has_update=False,
-                names_digest=self.inventory.names_digest,
-                digests=self.own.small_digests(),
-            )
-        )
-        self.host.post(GateRequested(step=self.version.step, kind=flags.FINISH, flags=vector))
-        while True:
-            order = self.host.orders.take()
-            match order:
-                case orders.Finish() | orders.Go():
-                    return order
-                case orders.Undo():
-                    raise StepUndone
-                case orders.Settle():
-                    self.roles.settle(order.plan)
-                case _:
-                    self._unwind(order)
