@@ -1,4 +1,4 @@
-"""Our side of `trainmover bench recovery`: the model of train_gpt.py, with an event file each.
+"""Our side of most benchmarks: the model of train_gpt.py, with an event file each.
 
 The same training as examples/baselines/torchrun_dcp.py, which is the other side; both write one
 JSON line per committed step and rank into FOLDER/events, with CLOCK_MONOTONIC times.
@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 import train_gpt
 from baselines.torchrun_dcp import Journal
+from benchmarks.disturbances import Hold, Slowdown
 
 import trainmover
 
@@ -37,9 +38,14 @@ def train(job: trainmover.Job, args: argparse.Namespace) -> None:
     job.seed(args.seed)
     job.track(model=model, optimizer=optimizer, scheduler=scheduler)
     journal: Journal | None = None
+    hold, slowdown = Hold(), Slowdown()
     for step in job.steps(args.steps):
+        if not job.is_shadow:
+            hold.enter(step.index)
         with step:
             window = next(batches)
+            if not job.is_shadow:
+                slowdown.forward(step.index)
             loss = model(window[:, :-1], window[:, 1:])
             loss.backward()
             mean = train_gpt.mean_over_ranks(loss)

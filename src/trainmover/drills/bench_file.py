@@ -36,6 +36,12 @@ class Benchmark:
     summarise: Callable[[Samples], Summary]
     targets: Mapping[str, str]
     """Name in the summary -> target in words."""
+    failures: Callable[[Samples], list[str]] = lambda samples: []
+    """What must hold in these samples and does not, a sentence each: the command exits with 1."""
+    notes: Callable[[Samples], list[str]] = lambda samples: []
+    """What a reader of the figures must know, a sentence each."""
+    table_rows: Callable[[Samples], list[list[str]]] = lambda samples: []
+    """A table beside the summary; its first row has the heads."""
 
 
 def machine() -> dict[str, Any]:

@@ -1,0 +1,62 @@
+"""What benchmarks do to a job from inside: wait for a moment, be slow on one machine.
+
+Read from the environment, so that the undisturbed run has the same command line and does neither.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from pathlib import Path
+
+HOLD_VARIABLE = "BENCH_HOLD"
+"""`STEP:FILE`: ranks wait in front of that step until the file is there."""
+SLOW_VARIABLE = "BENCH_SLOW"
+"""`MACHINE:STEP:SHARE`: from that step on each forward there sleeps that share of a step."""
+HOLD_LIMIT_S = 1500.0
+POLL_S = 0.02
+
+
+class Hold:
+    """Keeps all ranks between two steps until a benchmark lets them go on."""
+
+    def __init__(self) -> None:
+        step, _, path = os.environ.get(HOLD_VARIABLE, "-1:").partition(":")
+        self.step = int(step)
+        self.path = Path(path)
+
+    def enter(self, step: int) -> None:
+        """In front of `step`. Raises TimeoutError when nobody lets it go on."""
+        deadline = time.monotonic() + HOLD_LIMIT_S
+        while step == self.step and not self.path.exists():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{self.path} was not made in {HOLD_LIMIT_S:.0f} s")
+            time.sleep(POLL_S)
+
+
+class Slowdown:
+    """Sleeps in the forward on one machine, by a share of its own median step so far."""
+
+    def __init__(self) -> None:
+        text = os.environ.get(SLOW_VARIABLE, ":-1:0")
+        machine, step, share = text.rsplit(":", 2)
+        self.is_here = machine == os.environ.get("TRAINMOVER_MACHINE")
+        self.first = int(step)
+        self.share = float(share)
+        self.steps_s: list[float] = []
+        self.sleep_s = 0.0
+        self.last_s: float | None = None
+
+    def forward(self, step: int) -> None:
+        """In the forward of `step`; never called by a shadow."""
+        if not self.is_here:
+            return
+        now_s = time.monotonic()
+        if step == self.first and len(self.steps_s) > 2:
+            self.sleep_s = self.share * statistics.median(self.steps_s[-40:])
+        if self.last_s is not None and step < self.first:
+            self.steps_s.append(now_s - self.last_s)
+        self.last_s = now_s
+        if step >= self.first:
+            time.sleep(self.sleep_s)
