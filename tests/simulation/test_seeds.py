@@ -7,13 +7,19 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.simulation.regressions import MUTANTS, REGRESSIONS, SEEDS_TO_TRY, aimed
 
-from trainmover.simulation import numbers
-from trainmover.simulation.runner import Outcome, run, run_seed, trace
-from trainmover.simulation.scenario import Fault, draw_scenario
+from trainmover.protocol import exits
+from trainmover.protocol.journal import PlanRecorded
+from trainmover.protocol.messages import Version
+from trainmover.simulation import loading, numbers
+from trainmover.simulation.memory import Copy, Memory
+from trainmover.simulation.runner import Outcome, judge, run, run_seed, run_world, trace
+from trainmover.simulation.scenario import Fault, Scenario, draw_scenario
+from trainmover.simulation.world import World
 
 SEEDS = 40
 """Of `make check`; `make sim` and CI run a thousand."""
@@ -72,6 +78,57 @@ def test_without_a_rule_the_checker_finds_a_violation(
             assert not run_seed(seed, scenario=scenario).violations
             return
     raise AssertionError(f"{SEEDS_TO_TRY} seeds without the rule {rule} found nothing")
+
+
+def kept(seed: int, *faults: Fault, machines: int = 3) -> Scenario:
+    """A job without replicas whose agents keep a snapshot of every other step."""
+    scenario = aimed(seed, *faults, machines=machines, steps=24)
+    return replace(scenario, is_sharded=True, snapshot_every=2, step_s=0.3)
+
+
+LATE = Fault(4.0, False, "kill_worker", 0.0, "")
+MACHINE = Fault(4.0, False, "kill_machine", 0.0, "")
+AGENT = Fault(3.5, False, "kill_agent", 0.0, "")
+
+
+def rollbacks(world: World) -> int:
+    plans = [r.plan for r in world.commander.journal if isinstance(r, PlanRecorded)]
+    return sum(plan.is_rollback for plan in plans)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("faults", [(LATE,), (MACHINE,), (LATE, MACHINE), (AGENT, LATE)])
+def test_unreplicated_state_survives_as_many_losses_as_there_are_copies(
+    faults: tuple[Fault, ...],
+) -> None:
+    found = 0
+    for seed in range(6):
+        world = World(kept(seed, *faults))
+        run_world(world)
+        outcome = judge(world)
+        assert not outcome.violations and outcome.code == exits.COMPLETED, outcome
+        found += rollbacks(world)
+    assert found, "no seed lost a rank: victims were standbys"
+
+
+@pytest.mark.timeout(300)
+def test_a_plane_that_hands_out_another_version_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest, arrive = Memory.read, loading._arrive
+
+    def older(self: Memory, rank: int, version: Version) -> Copy | None:
+        known = [each for _, each in self.own if each < version]
+        return honest(self, rank, max(known, default=version))
+
+    def dishonest(*arguments: Any) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(Memory, "read", older)
+            arrive(*arguments)
+
+    monkeypatch.setattr(loading, "_arrive", dishonest)
+    monkeypatch.setattr(Memory, "drop", lambda self, keep: None)
+    late = replace(LATE, at_s=7.0)
+    found = [run_seed(seed, scenario=kept(seed, late)).violations for seed in range(6)]
+    assert any(violations and violations[0].startswith("I9") for violations in found), found
 
 
 def test_a_failure_is_told_with_the_line_that_repeats_it() -> None:

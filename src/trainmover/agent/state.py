@@ -8,24 +8,37 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 import msgspec
 
 from trainmover.agent.config import Config
 from trainmover.protocol.messages import (
+    CheckpointCommitted,
+    CheckpointFailed,
+    CommitCheckpoint,
     Facts,
     FromAgentMessage,
     FromWorkerBody,
     JobSpec,
+    KeepSnapshots,
+    PlaceBackups,
+    ShardsWritten,
+    ShardWritten,
+    SnapshotHeld,
+    SnapshotsHeld,
+    SnapshotTaken,
     StandbyFailed,
     StandbyReady,
     ToAgentMessage,
     ToWorkerBody,
+    Version,
     WorkerExited,
     WorkerLaunch,
     WorkerLaunchFailed,
     WorkerStatus,
     WorkerUp,
+    WriteCheckpoint,
 )
 from trainmover.units import Instant
 
@@ -102,6 +115,41 @@ class Pulse(AgentEvent, frozen=True, kw_only=True):
     workers: tuple[WorkerStatus, ...]
 
 
+class SnapshotsChanged(AgentEvent, frozen=True, kw_only=True):
+    """What this machine's memory holds now, and where others reach it; complete, never a change."""
+
+    host: str
+    port: int
+    held: tuple[SnapshotHeld, ...]
+    level: int = 0
+    """Level of the newest own snapshot (see `SnapshotTaken.level`)."""
+
+
+class ShardsDone(AgentEvent, frozen=True, kw_only=True):
+    """`WriteShards` has been carried out: this machine's shards are durable."""
+
+    number: int
+    version: Version
+    shards: tuple[ShardWritten, ...]
+    seconds: float
+
+
+class ManifestDone(AgentEvent, frozen=True, kw_only=True):
+    """`WriteManifest` has been carried out: the checkpoint counts."""
+
+    number: int
+    version: Version
+    name: str
+
+
+class CheckpointWriteFailed(AgentEvent, frozen=True, kw_only=True):
+    """`WriteShards` or `WriteManifest` could not be carried out."""
+
+    number: int
+    version: Version
+    reason: str
+
+
 class StopAsked(AgentEvent, frozen=True, kw_only=True):
     """Somebody asks this machine to leave the job (SIGTERM, preemption notice)."""
 
@@ -123,6 +171,10 @@ Event = (
     | ProcessExited
     | LaunchFailed
     | Pulse
+    | SnapshotsChanged
+    | ShardsDone
+    | ManifestDone
+    | CheckpointWriteFailed
     | StopAsked
     | Tick
 )
@@ -158,6 +210,37 @@ class ToWorkerLink(AgentCommand, frozen=True, kw_only=True):
     body: ToWorkerBody
 
 
+class OpenSnapshot(AgentCommand, frozen=True, kw_only=True):
+    """Open and map a worker's snapshot at once; `SnapshotsChanged` follows once it is held."""
+
+    incarnation: str
+    taken: SnapshotTaken
+
+
+class ShipBackups(AgentCommand, frozen=True, kw_only=True):
+    """From now on send each own snapshot, the newest one too, to these places."""
+
+    order: PlaceBackups
+
+
+class DropSnapshots(AgentCommand, frozen=True, kw_only=True):
+    """Free what `keep` says is needed no more, own and peers'; `SnapshotsChanged` follows."""
+
+    keep: KeepSnapshots
+
+
+class WriteShards(AgentCommand, frozen=True, kw_only=True):
+    """Make this machine's part durable: answered by `ShardsDone` or `CheckpointWriteFailed`."""
+
+    order: WriteCheckpoint
+
+
+class WriteManifest(AgentCommand, frozen=True, kw_only=True):
+    """Make the checkpoint count: answered by `ManifestDone` or `CheckpointWriteFailed`."""
+
+    order: CommitCheckpoint
+
+
 class Exit(AgentCommand, frozen=True, kw_only=True):
     """The last command: end the agent's process (and its nursery) with `code`."""
 
@@ -165,7 +248,18 @@ class Exit(AgentCommand, frozen=True, kw_only=True):
     reason: str
 
 
-Command = Launch | Kill | ToController | ToWorkerLink | Exit
+Command = (
+    Launch
+    | Kill
+    | ToController
+    | ToWorkerLink
+    | OpenSnapshot
+    | ShipBackups
+    | DropSnapshots
+    | WriteShards
+    | WriteManifest
+    | Exit
+)
 
 # --------------------------------------------------------------------------- workers and phases
 
@@ -183,6 +277,25 @@ class Worker:
     """Kept to introduce the worker to a restarted controller."""
     readiness: StandbyReady | StandbyFailed | None = None
     killed_at: Instant | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shelf:
+    """What this machine keeps of states, and its part in the checkpoint under way."""
+
+    held: SnapshotsHeld | None = None
+    """As last told; None: the snapshot plane has not said where it listens."""
+    repeats_left: int = 0
+    """Heartbeats that repeat `held`: nobody answers it."""
+    backups: PlaceBackups | None = None
+    number: int = 0
+    """Highest checkpoint number heard of; orders of lower ones are void."""
+    writing: Literal["", "shards", "manifest"] = ""
+    """What of `number` is being written."""
+    shards: ShardsWritten | None = None
+    """Of `number`, once durable."""
+    manifest: CheckpointCommitted | None = None
+    failure: CheckpointFailed | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -247,9 +360,10 @@ class State:
     ended: tuple[WorkerExited | WorkerLaunchFailed, ...] = ()
     """Ends that were reported, newest last: a late launch order starts none of them again."""
     outbox: tuple[FromAgentMessage, ...] = ()
+    """What must not get lost while the controller is away."""
     recent: tuple[FromAgentMessage, ...] = ()
     """Said once, lately: repeated after each registration, known ones are dropped there."""
-    """What must not get lost while the controller is away."""
+    shelf: Shelf = Shelf()
     heartbeat_at: Instant
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import assert_never
 
-from trainmover.agent import workers
+from trainmover.agent import shelf, workers
 from trainmover.agent.config import Config
 from trainmover.agent.move import Move
 from trainmover.agent.state import (
     NO_FACTS,
+    CheckpointWriteFailed,
     Ended,
     Ending,
     Event,
@@ -24,11 +25,14 @@ from trainmover.agent.state import (
     Leaving,
     LinkDown,
     LinkUp,
+    ManifestDone,
     ProcessExited,
     ProcessStarted,
     Pulse,
     Registering,
     Serving,
+    ShardsDone,
+    SnapshotsChanged,
     State,
     StopAsked,
     Tick,
@@ -43,10 +47,13 @@ from trainmover.protocol import exits
 from trainmover.protocol.messages import (
     AgentHello,
     AgentLeaving,
+    CommitCheckpoint,
     Facts,
     Heartbeat,
+    KeepSnapshots,
     KillWorker,
     LaunchWorkers,
+    PlaceBackups,
     Refused,
     StopAgent,
     StopNow,
@@ -54,6 +61,7 @@ from trainmover.protocol.messages import (
     ToWorker,
     Welcome,
     WorkerStatus,
+    WriteCheckpoint,
 )
 from trainmover.units import Instant, after, earliest, seconds
 
@@ -154,6 +162,10 @@ def _on_event(move: Move, event: Event) -> None:
             workers.on_launch_failed(move, event)
         case Pulse():
             workers.on_pulse(move, event)
+        case SnapshotsChanged():
+            shelf.on_changed(move, event)
+        case ShardsDone() | ManifestDone() | CheckpointWriteFailed():
+            shelf.on_written(move, event)
         case StopAsked(reason=reason):
             _on_stop_asked(move, reason)
         case Tick():
@@ -202,6 +214,9 @@ def _on_controller(move: Move, body: ToAgentMessage) -> None:
             workers.on_kill(move, body)
         case ToWorker():
             workers.on_message_for(move, body)
+        case PlaceBackups() | KeepSnapshots() | WriteCheckpoint() | CommitCheckpoint():
+            if isinstance(move.state.phase, Serving | Leaving):
+                shelf.on_order(move, body)
         case _ as never:
             assert_never(never)
 
@@ -214,6 +229,7 @@ def _on_welcome(move: Move, welcome: Welcome) -> None:
     if isinstance(move.state.phase, Registering):
         move.enter(Serving(spec=welcome.spec))
     workers.introduce(move)
+    shelf.introduce(move)
     for message in (*move.state.recent, *outbox):
         move.tell(message)
     move.because(f"welcomed in term {welcome.term}")
@@ -303,6 +319,7 @@ def _beat(move: Move) -> None:
             workers=workers.statuses(move),
         )
     )
+    shelf.repeat(move)
     if isinstance(state.phase, Leaving):
         move.tell(AgentLeaving(machine=state.machine, reason=state.phase.reason))
     at = move.in_(state.config.heartbeat_interval_s)

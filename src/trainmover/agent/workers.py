@@ -14,6 +14,7 @@ from trainmover.agent.state import (
     Kill,
     Launch,
     LaunchFailed,
+    OpenSnapshot,
     ProcessExited,
     ProcessStarted,
     Pulse,
@@ -22,13 +23,18 @@ from trainmover.agent.state import (
     WorkerLinked,
 )
 from trainmover.protocol.messages import (
+    Coverage,
     Finding,
     FromWorker,
     JobSpec,
     KillWorker,
     LaunchWorkers,
     LinkLost,
+    RecordingStored,
+    RoleClass,
     ScriptFailed,
+    SnapshotFailed,
+    SnapshotTaken,
     StandbyFailed,
     StandbyReady,
     StepLogged,
@@ -42,7 +48,16 @@ from trainmover.protocol.messages import (
 )
 
 ENDED_LIMIT = 64
-SAID_ONCE = (StepLogged, Finding, ScriptFailed, LinkLost)
+SAID_ONCE = (
+    StepLogged,
+    Finding,
+    ScriptFailed,
+    LinkLost,
+    RoleClass,
+    RecordingStored,
+    Coverage,
+    SnapshotFailed,
+)
 """Messages of workers that nobody repeats."""
 
 
@@ -139,7 +154,13 @@ def on_linked(move: Move, event: WorkerLinked) -> None:
 
 
 def on_message_of(move: Move, event: FromWorkerLink) -> None:
-    """Hand a worker's message on, and remember what introduces it to another controller."""
+    """Hand a worker's message on, and remember what introduces it to another controller.
+
+    A snapshot is this machine's business: the controller hears what is held, not what was taken.
+    """
+    if isinstance(event.body, SnapshotTaken):
+        move.do(OpenSnapshot(incarnation=event.incarnation, taken=event.body))
+        return
     worker = move.state.workers.get(event.incarnation)
     if worker is not None:
         match event.body:

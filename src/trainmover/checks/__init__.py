@@ -15,6 +15,7 @@ from trainmover.checks.observations import (
     PreparedAt,
     Reported,
     RunsIn,
+    SnapshotLoaded,
     StepReached,
     Violation,
 )
@@ -30,6 +31,7 @@ __all__ = [
     "PreparedAt",
     "Reported",
     "RunsIn",
+    "SnapshotLoaded",
     "StepReached",
     "Violation",
 ]

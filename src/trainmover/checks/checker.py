@@ -19,6 +19,7 @@ from trainmover.checks.observations import (
     PreparedAt,
     Reported,
     RunsIn,
+    SnapshotLoaded,
     StepReached,
     Violation,
 )
@@ -66,6 +67,8 @@ class Checker:
                 return []
             case JoinerLoaded():
                 return self._on_loaded(event)
+            case SnapshotLoaded():
+                return self._on_snapshot(event)
             case PreparedAt():
                 return self._on_prepared(event)
             case RunsIn():
@@ -163,6 +166,25 @@ class Checker:
             text = f"{event.incarnation} is made of {sorted(parts)} for {event.number}: {target}"
             return [_violation("I9", text)]
         return []
+
+    def is_void(self, version: Version) -> bool:
+        """Whether `version` lies on a time line that a committed plan has left."""
+        return any(
+            version.step > target.step and version.lineage < number
+            for target, number in self.book.time_lines
+        )
+
+    def _on_snapshot(self, event: SnapshotLoaded) -> list[Violation]:
+        """Everyone loads exactly the plan's version, never one that was rolled back."""
+        found = []
+        target = self.book.targets.get(event.number)
+        if event.version != target:
+            text = f"{event.incarnation} has loaded {event.version} for {event.number}: {target}"
+            found.append(_violation("I9", text))
+        if self.is_void(event.version):
+            text = f"{event.incarnation} loads {event.version}, which was rolled back"
+            found.append(_violation("I13", text))
+        return found
 
     def _on_prepared(self, event: PreparedAt) -> list[Violation]:
         self.prepared[event.incarnation, event.number] = event.applied

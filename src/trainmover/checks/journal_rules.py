@@ -30,6 +30,8 @@ class JournalBook:
     targets: dict[int, Version] = field(default_factory=dict)
     committed: set[int] = field(default_factory=set)
     aborted: set[int] = field(default_factory=set)
+    time_lines: list[tuple[Version, int]] = field(default_factory=list)
+    """Target and number of committed plans behind which earlier steps count no more."""
     given: set[int] = field(default_factory=set)
     """Every number ever used, by a freeze or a plan."""
     last_term: int = 0
@@ -59,6 +61,7 @@ def append(book: JournalBook, record: AnyRecord) -> list[Violation]:
             book.targets[number] = target
         case CommitRecorded(number=number):
             found += _settle(book, number, book.committed, book.aborted)
+            _note_time_line(book, number)
         case AbortRecorded(number=number):
             found += _settle(book, number, book.aborted, book.committed)
         case CompleteRecorded():
@@ -68,6 +71,12 @@ def append(book: JournalBook, record: AnyRecord) -> list[Violation]:
         case _:
             pass
     return found
+
+
+def _note_time_line(book: JournalBook, number: int) -> None:
+    plan = book.plans.get(number)
+    if plan is not None and (plan.is_rollback or plan.is_fresh_start):
+        book.time_lines.append((plan.target, number))
 
 
 def _violation(invariant: str, text: str) -> Violation:

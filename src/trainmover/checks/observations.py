@@ -67,6 +67,13 @@ class JoinerLoaded(Observation, frozen=True, kw_only=True):
     shared: Version
 
 
+class SnapshotLoaded(Observation, frozen=True, kw_only=True):
+    """Bytes of a snapshot or checkpoint are this rank's state now; `version` is what they had."""
+
+    number: int
+    version: Version
+
+
 class PreparedAt(Observation, frozen=True, kw_only=True):
     """PREPARED for `number` with `applied`."""
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from trainmover.checks import observations as seen
 from trainmover.protocol import flags
 from trainmover.protocol.messages import Edge, Held, Version
-from trainmover.simulation import numbers
+from trainmover.simulation import memory, numbers
 from trainmover.simulation.channels import Data, GateFrame, Personal, Poison
 from trainmover.topology.membership import backups_of, gate_peers
 from trainmover.worker import events as worker_events
@@ -123,6 +123,8 @@ def _ask_gate(process: Process, mine: Attempt, kind: int) -> None:
     if kind == flags.STEP:
         own = mine.gradients[process.life.rank]
         vector[flags.NON_FINITE] = int(numbers.is_non_finite(own))
+        if process.life.rank == 0:
+            vector[flags.SNAPSHOT] = process.world.scenario.level_after(mine.step)
     event = worker_events.GateRequested(step=mine.step, kind=kind, flags=tuple(vector))
     process.feed(event)
 
@@ -265,6 +267,9 @@ def _tail_over(process: Process, mine: Attempt, vector: tuple[int, ...]) -> None
     version = Version(step=mine.step + 1, lineage=process.generation)
     if scenario.changes_in_tail:
         send_personal(process, version, process.numbers.own, is_final=True)
+    level = vector[flags.SNAPSHOT]
+    if level and scenario.snapshot_every:
+        memory.take(process, version, level, is_suspect=bool(vector[flags.NON_FINITE]))
     process.at_boundary(mine.step + 1)
 
 

@@ -6,6 +6,7 @@ is on its way; a cut holds everything back until it heals or the connection give
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -164,3 +165,5 @@ class CutOverWork:
     is_done: bool = False
     inherited: int = 0
     opened: int = 0
+    proceed: Callable[[], None] = lambda: None
+    """What to do when more has arrived."""

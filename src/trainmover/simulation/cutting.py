@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from trainmover.checks import observations as seen
 from trainmover.protocol.messages import ChannelCount, Edge, Plan, Version
-from trainmover.simulation import attempt
+from trainmover.simulation import attempt, loading
 from trainmover.simulation.channels import Ask, Channel, CutMark, CutOverWork, Part, Personal
 from trainmover.simulation.numbers import Numbers
 from trainmover.topology.membership import backups_of, wards_of
@@ -86,7 +86,9 @@ def start(process: Process, plan: Plan) -> None:
     is_leaver = plan.membership.rank_of(process.name) is None
     is_joiner = process.name in plan.joiners and not plan.is_fresh_start
     work = CutOverWork(plan, is_joiner, is_leaver, _peers(process, plan))
+    work.proceed = lambda: advance(process)
     process.cut_over = work
+    process.restore = plan if plan.restore else None
     process.world.moment("cut_over")
     mark = CutMark(plan.number)
     for peer in work.peers:
@@ -137,6 +139,9 @@ def advance(process: Process) -> None:
     _serve(process, work)
     if work.is_done or _missing(process, work):
         return
+    if work.plan.is_rollback and not work.is_loaded:
+        loading.ask(process, work)
+        return
     if work.is_joiner and not work.is_loaded:
         _ask(process, work)
         return
@@ -163,14 +168,15 @@ def _is_finished(process: Process, work: CutOverWork) -> bool:
 
 def _report(process: Process, work: CutOverWork) -> None:
     plan = work.plan
-    applied = process.life.applied if not work.is_joiner else plan.target
+    is_loaded = work.is_joiner or plan.is_rollback
+    applied = plan.target if is_loaded else process.life.applied
     event = seen.PreparedAt(incarnation=process.name, number=plan.number, applied=applied)
     process.world.observe(event)
     is_fresh = plan.is_fresh_start
     done = worker_events.CutOverDone(
         number=plan.number,
         version=plan.target,
-        identity="" if is_fresh else "all",
+        identity="" if is_fresh else process.identity(),
         bulk_digest=0 if is_fresh else process.numbers.bulk,
         shared_digest=0 if is_fresh else process.numbers.shared,
         channels=ChannelCount(inherited=work.inherited, opened=work.opened),
@@ -319,6 +325,7 @@ def commit(process: Process, number: int, target_step: int) -> None:
     process.data, process.gate_frames = {}, {}
     if work.plan.is_fresh_start:
         process.personal = {}
+    process.last_gate = min(process.last_gate, target_step - 1)
     for key in [key for key in process.personal if key[1].step > target_step]:
         del process.personal[key]
     process.world.observe(seen.RunsIn(incarnation=process.name, generation=number))

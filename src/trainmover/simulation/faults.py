@@ -124,6 +124,7 @@ def _leave_machine(world: World, fault: Fault) -> None:
         victim = world.random.choice(victims)
         world.losses.append(victim.name)
         world.note(f"{victim.name} is asked to leave")
+        world.asked_to_leave.add(victim.name)
         victim.feed(agent.StopAsked(reason="maintenance"))
 
 

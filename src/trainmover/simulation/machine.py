@@ -16,6 +16,7 @@ from trainmover.protocol.messages import (
     ToWorkerBody,
     WorkerStatus,
 )
+from trainmover.simulation.memory import Memory, say_again
 from trainmover.simulation.process import Process
 from trainmover.worker import events as worker_events
 
@@ -55,6 +56,8 @@ class Machine:
         self.last_arrival: dict[str, int] = {}
         self.tick_at: int | None = None
         self.state: agent.State | None = None
+        self.memory: Memory | None = None
+        """Of the present agent process."""
 
     # ------------------------------------------------------------------ agent's life
 
@@ -71,6 +74,10 @@ class Machine:
         )
         live = tuple(process.status() for _, process in sorted(self._live()))
         self.state = agent.initial_state(identity, self.world.schedule.now, live)
+        self.memory = None
+        if self.world.scenario.snapshot_every:
+            self.memory = Memory(self)
+            self.memory.tell()
         for _, process in sorted(self._live()):
             self._link_worker(process, is_new=False)
         waiting, self.exits = self.exits, []
@@ -171,9 +178,34 @@ class Machine:
                 self._to_controller(body)
             case agent.ToWorkerLink(incarnation=name, body=body):
                 self._to_worker(name, body)
+            case agent.OpenSnapshot() | agent.ShipBackups() | agent.DropSnapshots():
+                self._keep(command)
+            case agent.WriteShards() | agent.WriteManifest():
+                self._keep(command)
             case agent.Exit(code=code):
                 self.world.note(f"agent {self.name} exits with {code}: {command.reason}")
                 self._exit()
+
+    def _keep(
+        self,
+        command: agent.OpenSnapshot
+        | agent.ShipBackups
+        | agent.DropSnapshots
+        | agent.WriteShards
+        | agent.WriteManifest,
+    ) -> None:
+        assert self.memory is not None
+        match command:
+            case agent.OpenSnapshot(taken=taken):
+                self.memory.open(taken)
+            case agent.ShipBackups(order=order):
+                self.memory.place(order)
+            case agent.DropSnapshots(keep=keep):
+                self.memory.drop(keep)
+            case agent.WriteShards(order=order):
+                self.memory.write(order)
+            case agent.WriteManifest(order=commit):
+                self.memory.commit(commit)
 
     def _exit(self) -> None:
         self.has_left = True
@@ -208,6 +240,7 @@ class Machine:
             process.later(LOCAL_S, lambda: process.feed(up))
         else:
             process.later(LOCAL_S, lambda: process.feed(worker_events.LinkUp()))
+            process.later(LOCAL_S, lambda: say_again(process))
 
     def process_ended(self, process: Process, code: int | None, signal: int | None) -> None:
         """The nursery has reaped a worker."""

@@ -35,9 +35,10 @@ class Numbers:
         return mix(self.bulk, self.own, self.shared)
 
 
-def first(rank: int) -> Numbers:
+def first(rank: int, *, is_sharded: bool = False) -> Numbers:
     """State that `main` builds for `rank`."""
-    return Numbers(mix(1), mix(2, rank), mix(3))
+    bulk = mix(1, rank) if is_sharded else mix(1)
+    return Numbers(bulk, mix(2, rank), mix(3))
 
 
 def gradient(rank: int, state: Numbers) -> int:
@@ -74,9 +75,11 @@ def apply(
     return Numbers(bulk, own, mix(state.shared, step, int(is_skipped)))
 
 
-def reference(world_size: int, steps: int, *, changes_in_tail: bool) -> list[list[int]]:
+def reference(
+    world_size: int, steps: int, *, changes_in_tail: bool, is_sharded: bool = False
+) -> list[list[int]]:
     """Digest by step and rank of the uninterrupted run, `[steps + 1][world_size]`."""
-    states = [first(rank) for rank in range(world_size)]
+    states = [first(rank, is_sharded=is_sharded) for rank in range(world_size)]
     digests = [[state.digest() for state in states]]
     for step in range(steps):
         gradients = tuple(gradient(rank, state) for rank, state in enumerate(states))

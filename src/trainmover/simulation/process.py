@@ -14,12 +14,13 @@ from trainmover.checks import observations as seen
 from trainmover.protocol.messages import (
     Edge,
     FromWorkerBody,
+    Plan,
     Report,
     ToWorkerBody,
     Version,
     WorkerStatus,
 )
-from trainmover.simulation import attempt, cutting
+from trainmover.simulation import attempt, cutting, loading
 from trainmover.simulation.channels import (
     Ask,
     Channel,
@@ -32,10 +33,11 @@ from trainmover.simulation.channels import (
     Personal,
     Poison,
 )
+from trainmover.simulation.memory import Slots
 from trainmover.simulation.numbers import Numbers, first
 from trainmover.worker import events as worker_events
 from trainmover.worker import lifecycle
-from trainmover.worker.lifecycle_state import InGate, RunningOut
+from trainmover.worker.lifecycle_state import InGate, Parked, Rehearsing, RunningOut
 
 if TYPE_CHECKING:
     from trainmover.simulation.machine import Machine
@@ -81,6 +83,9 @@ class Process:
         self.gate_frames: dict[tuple[int, int], GateFrame] = {}
         self.attempt_count = 0
         self.last_gate = -1
+        self.slots = Slots()
+        self.restore: Plan | None = None
+        """A start from a checkpoint that is about to be made."""
 
     # ------------------------------------------------------------------ process life
 
@@ -261,9 +266,11 @@ class Process:
             if life != self.main_life:
                 return
             if not is_loopback:
-                self.numbers = first(rank)
+                self.numbers = first(rank, is_sharded=self.world.scenario.is_sharded)
+                if self.restore is not None:
+                    loading.restore(self, self.restore)
                 self.observe_step()
-            self.at_boundary(0)
+            self.at_boundary(0 if is_loopback else self.life.applied.step)
             if not is_loopback and not self.is_broken:
                 attempt.send_personal(self, self.life.applied, self.numbers.own, is_final=True)
 
@@ -273,12 +280,22 @@ class Process:
         """`main` reports the top of `step`."""
         event = worker_events.BoundaryReached(
             step=step,
-            identity="all",
+            identity=self.identity(),
             names_digest=17,
             attempts=self.attempt_count,
             sequence_digest="settled",
         )
         self.feed(event)
+
+    def identity(self) -> str:
+        """Of the bulk state; a standby's is that of the rank it is built as."""
+        if not self.world.scenario.is_sharded:
+            return "all"
+        main = self.life.main
+        rank = main.as_rank if isinstance(main, Rehearsing | Parked) else self.life.rank
+        plan = self.life.switch.plan if self.life.switch is not None else None
+        given = plan.membership.rank_of(self.name) if plan is not None else None
+        return f"shard {rank if given is None else given}"
 
     def observe_step(self) -> None:
         """Tell the checker where this rank is."""

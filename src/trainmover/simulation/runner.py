@@ -124,8 +124,8 @@ def _illegitimate(world: World, code: int) -> str:
             return "" if is_excused else f"ranks {sorted(missing)} never finished"
         case exits.SCRIPT_FAILED:
             return "" if world.has_script_failed else "the script did not fail"
-        case exits.STOPPED_BY_OPERATOR:
-            return "" if world.is_stop_requested else "nobody asked for it"
+        case exits.STOPPED_BY_OPERATOR | exits.SUSPENDED:
+            return "" if world.may_stop else "nobody asked for it"
         case exits.CANNOT_RESTORE:
             step = world.restorable
             return "" if step is None else f"state of step {step} was there"

@@ -7,7 +7,7 @@ are drawn when the fault strikes, from the world's own random numbers.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 LOSSES = (
     "kill_worker",
@@ -73,6 +73,15 @@ class Scenario:
     revive_s: float
     """After which a dead machine comes back with nothing on it; 0: never."""
     faults: tuple[Fault, ...]
+    is_sharded: bool = False
+    """No rank's bulk state is anybody else's."""
+    snapshot_every: int = 0
+    """Steps between snapshots; 0: none are taken and agents keep nothing."""
+    checkpoint_every: int = 0
+    """Steps between durable checkpoints; 0: there is no storage."""
+    storage_fails: float = 0.0
+    slots_wait: bool = True
+    """Whether a worker leaves a snapshot out rather than write over one that may be needed."""
     without: tuple[str, ...] = ()
     """Rules of the worker's lifecycle that are switched off (mutation check)."""
 
@@ -80,6 +89,19 @@ class Scenario:
     def world_size(self) -> int:
         """Ranks of the job."""
         return self.machines * self.workers_per_machine
+
+    def level_after(self, step: int) -> int:
+        """Level of the snapshot that the cadence wants behind `step`."""
+        if self.checkpoint_every and (step + 1) % self.checkpoint_every == 0:
+            return 2
+        return int(self.snapshot_every > 0 and (step + 1) % self.snapshot_every == 0)
+
+    @property
+    def settings(self) -> tuple[tuple[str, str], ...]:
+        """The job's, as far as deciders read them."""
+        cadence = f"every {self.snapshot_every} steps" if self.snapshot_every else "never"
+        directory = "/checkpoints" if self.checkpoint_every and self.snapshot_every else ""
+        return (("snapshot.cadence", cadence), ("checkpoint.directory", directory))
 
 
 def _faults(draw: random.Random, duration_s: float) -> tuple[Fault, ...]:
@@ -107,6 +129,36 @@ def _fault(draw: random.Random, duration_s: float) -> Fault:
 
 def draw_scenario(seed: int, *, without: tuple[str, ...] = ()) -> Scenario:
     """The scenario of `seed`, the same for ever."""
+    drawn = _draw(seed, without)
+    # Drawn apart, so that worlds without kept states stay what they were.
+    draw = random.Random(f"kept states {seed}")
+    if draw.random() < 0.4:
+        return drawn
+    every = draw.choice((1, 2, 3, 5))
+    # Long enough for copies to be placed and to travel before faults strike.
+    steps, step_s = draw.choice((16, 24)), draw.choice((0.1, 0.3))
+    duration_s = steps * (step_s + 0.04)
+    longer = duration_s / (drawn.steps * (drawn.step_s + 0.04))
+    faults = [replace(f, at_s=f.at_s * longer) for f in drawn.faults if not f.is_early]
+    for _ in range(draw.choice((0, 1, 1, 2, 3))):
+        kind = draw.choice(("kill_worker", "kill_worker", "kill_machine", "kill_agent"))
+        aim = draw.choice(("", "", "cut_over", "decision", "frozen", "tail"))
+        faults.append(Fault(duration_s * draw.uniform(0.4, 1.2), False, kind, 0.0, aim))
+    return replace(
+        drawn,
+        steps=steps,
+        step_s=step_s,
+        faults=tuple(sorted(faults, key=lambda fault: fault.at_s)),
+        script_fails_at=-1,
+        is_sharded=draw.random() < 0.8,
+        snapshot_every=every if draw.random() < 0.9 else 0,
+        checkpoint_every=draw.choice((0, 0, every, 2 * every)),
+        storage_fails=draw.choice((0.0, 0.0, 0.2)),
+        slots_wait=draw.random() < 0.6,
+    )
+
+
+def _draw(seed: int, without: tuple[str, ...]) -> Scenario:
     draw = random.Random(f"scenario {seed}")
     machines = draw.choice((2, 3, 3, 4, 4))
     workers = draw.choice((1, 1, 1, 1, 2)) if machines < 4 else 1

@@ -24,17 +24,20 @@ from trainmover.protocol.journal import (
     StoppedRecorded,
     encode_record,
 )
-from trainmover.protocol.messages import FromAgentMessage, JobSpec, ToAgentMessage
+from trainmover.protocol.messages import FromAgentMessage, JobSpec, ToAgentMessage, Version
 from trainmover.simulation import cutting, faults, numbers
 from trainmover.simulation.channels import Channel
 from trainmover.simulation.commander import Commander
 from trainmover.simulation.machine import Machine
+from trainmover.simulation.memory import Copy, Memory
 from trainmover.simulation.process import Process
 from trainmover.simulation.scenario import Scenario
 from trainmover.simulation.schedule import Schedule
 from trainmover.worker.lifecycle import LifecycleConfig
 
 HANDSHAKE_S = 0.003
+VERSIONS_LIMIT = 16
+"""Copies of one rank that nobody may need all at once."""
 CONNECT_S = 0.2
 """An agent's attempts to reach the controller."""
 
@@ -47,7 +50,10 @@ class World:
         self.random = random.Random(f"world {scenario.seed}")
         self.schedule = Schedule()
         reference = numbers.reference(
-            scenario.world_size, scenario.steps, changes_in_tail=scenario.changes_in_tail
+            scenario.world_size,
+            scenario.steps,
+            changes_in_tail=scenario.changes_in_tail,
+            is_sharded=scenario.is_sharded,
         )
         self.checker = Checker(reference)
         self.violations: list[Violation] = []
@@ -69,6 +75,7 @@ class World:
             script="train.py",
             world_size=scenario.world_size,
             workers_per_machine=scenario.workers_per_machine,
+            settings=scenario.settings,
         )
         self.processes: dict[str, Process] = {}
         self.commander = Commander(self)
@@ -76,9 +83,14 @@ class World:
         self.cuts: dict[tuple[str, str], int] = {}
         """Path between two machines (or a machine and the controller) to the instant it heals."""
         self.rendezvous: dict[tuple[int, str, str], dict[str, Process]] = {}
+        self.shards: dict[tuple[int, int], Copy] = {}
+        """Durable, by number and rank; they count only in a committed checkpoint."""
+        self.durable: dict[str, dict[int, Copy]] = {}
+        """Committed checkpoints by name."""
         self.finished_ranks: set[int] = set()
         self.has_script_failed = False
         self.is_stop_requested = False
+        self.asked_to_leave: set[str] = set()
         self.losses: list[str] = []
         self.armed: list[faults.Strike] = []
         self.has_begun = False
@@ -106,6 +118,19 @@ class World:
     def path(self, one: str, other: str) -> tuple[str, str]:
         """The path between two machines, the same from both ends."""
         return (one, other) if one < other else (other, one)
+
+    def is_cut(self, one: str, other: str) -> bool:
+        """Whether nothing gets from one machine to the other now."""
+        return self.cuts.get(self.path(one, other), 0) > self.schedule.now
+
+    def check_memory(self, memory: Memory) -> None:
+        """C9 has another side: what is kept is bounded."""
+        versions: dict[int, int] = {}
+        for rank, _ in memory.peers:
+            versions[rank] = versions.get(rank, 0) + 1
+        worst = max(versions.values(), default=0)
+        if worst > VERSIONS_LIMIT:
+            self.fail("C9", f"{memory.machine.name} keeps {worst} versions of one rank")
 
     def observe(self, event: Observation) -> None:
         """Check the invariants."""
@@ -143,9 +168,14 @@ class World:
         if not self.checker.book.is_complete:
             self.fail("C6", f"{process.name} finishes before COMPLETE is journaled")
         is_early = process.life.applied.step != self.scenario.steps
-        if is_early and not self.is_stop_requested:
+        if is_early and not self.may_stop:
             step = process.life.applied.step
             self.fail("P2", f"{process.name} finishes at step {step} of {self.scenario.steps}")
+
+    @property
+    def may_stop(self) -> bool:
+        """Whether somebody has asked for an end, or for every machine with a rank."""
+        return self.is_stop_requested or len(self.asked_to_leave) >= self.scenario.machines
 
     def note(self, text: str) -> None:
         """A line of the trace."""
@@ -311,6 +341,29 @@ class World:
 
 
 def restorable_version(world: World) -> int | None:
+    """Step at which every rank's state exists somewhere reachable; None if there is none."""
+    found = _live_version(world)
+    if found is None and world.durable:
+        found = max(next(iter(copies.values())).version.step for copies in world.durable.values())
+    return found if found is not None else _kept_version(world)
+
+
+def _kept_version(world: World) -> int | None:
+    """Step of a version that reachable agents hold of every rank."""
+    ranks: dict[Version, set[int]] = {}
+    for machine in world.machine_list():
+        memory = machine.memory
+        is_reachable = machine.is_agent_alive and machine.is_linked
+        if memory is None or not is_reachable or world.is_cut("controller", machine.name):
+            continue
+        for rank, version in {*memory.own, *memory.peers}:
+            if memory.read(rank, version) is not None and not world.checker.is_void(version):
+                ranks.setdefault(version, set()).add(rank)
+    whole = [v.step for v, have in ranks.items() if len(have) == world.scenario.world_size]
+    return max(whole, default=None)
+
+
+def _live_version(world: World) -> int | None:
     """Step at which every rank's state exists on a live, reachable process; None if there is none.
 
     Errs on the side of None: only processes that run and whose machine the controller can reach
@@ -337,6 +390,8 @@ def restorable_version(world: World) -> int | None:
         return 0
     ranks = {process.life.rank for process in members}
     for rank in range(world.scenario.world_size):
+        if rank not in ranks and world.scenario.is_sharded:
+            return None
         copies = [process.personal.get((rank, newest), (0, False)) for process in members]
         if rank not in ranks and not any(is_final for _, is_final in copies):
             return None

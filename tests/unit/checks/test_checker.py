@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from trainmover.checks import (
@@ -15,6 +16,7 @@ from trainmover.checks import (
     PreparedAt,
     Reported,
     RunsIn,
+    SnapshotLoaded,
     StepReached,
 )
 from trainmover.protocol.journal import (
@@ -191,6 +193,45 @@ def test_i9_a_joiner_is_of_one_version() -> None:
     whole = JoinerLoaded(incarnation="j", number=2, bulk=T1, own=T1, shared=T1)
     assert found(checker, whole) == []
     assert found(checker, mixed) == ["I9"]
+
+
+def rolled_back() -> Checker:
+    """Generation 2 began at step 1 of generation 1; steps behind it count no more."""
+    checker = formed()
+    back = msgspec.structs.replace(plan(2, 1, target=T1), is_rollback=True)
+    for record in (PlanRecorded(plan=back), CommitRecorded(number=2)):
+        assert checker.append(record) == []
+    return checker
+
+
+def test_i9_everyone_loads_the_version_of_the_plan() -> None:
+    checker = formed()
+    checker.append(PlanRecorded(plan=msgspec.structs.replace(plan(2, 1, T1), is_rollback=True)))
+    fine = SnapshotLoaded(incarnation=NAMES[0], number=2, version=T1)
+    assert checker.observe(fine) == []
+    other = SnapshotLoaded(incarnation=NAMES[0], number=2, version=Version(step=1, lineage=0))
+    assert found(checker, other) == ["I9"]
+
+
+def test_i13_nothing_of_a_time_line_that_was_left_is_loaded() -> None:
+    checker = rolled_back()
+    void = Version(step=3, lineage=1)
+    checker.append(PlanRecorded(plan=msgspec.structs.replace(plan(3, 2, void), is_rollback=True)))
+    late = SnapshotLoaded(incarnation=NAMES[0], number=3, version=void)
+    assert found(checker, late) == ["I13"]
+    assert not checker.is_void(T1) and not checker.is_void(Version(step=3, lineage=2))
+
+
+def test_a_roll_back_lowers_the_step_of_all() -> None:
+    checker = formed()
+    checker.steps = dict.fromkeys(NAMES, (1, 5))
+    back = msgspec.structs.replace(plan(2, 1, target=T1), is_rollback=True)
+    for record in (PlanRecorded(plan=back), CommitRecorded(number=2)):
+        assert checker.append(record) == []
+    for name in NAMES:
+        assert checker.observe(PreparedAt(incarnation=name, number=2, applied=T1)) == []
+        assert checker.observe(RunsIn(incarnation=name, generation=2)) == []
+    assert set(checker.steps.values()) == {(2, 1)}
 
 
 def test_i10_one_result_for_all() -> None:
