@@ -14,13 +14,15 @@ T = TypeVar("T")
 POLL_S = 0.01
 
 
-def eventually(claim: Callable[[], T], what: str, *, timeout_s: float = 30.0) -> T:
+def eventually(
+    claim: Callable[[], T], what: str, *, timeout_s: float = 30.0, poll_s: float = POLL_S
+) -> T:
     """The first truthy value of `claim`; AssertionError naming `what` if there is none in time."""
     deadline = time.monotonic() + timeout_s
     value = claim()
     while not value:
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {timeout_s} s: {what} (last seen: {value!r})")
-        time.sleep(POLL_S)
+        time.sleep(poll_s)
         value = claim()
     return value

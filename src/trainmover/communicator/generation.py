@@ -7,7 +7,7 @@ nothing of an old one can be taken for its own (protocol.md I7).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from trainmover.communicator.call import describe_check
@@ -20,6 +20,7 @@ from trainmover.topology import Membership
 
 if TYPE_CHECKING:
     from trainmover.communicator.call import Call
+    from trainmover.communicator.channel import Channel
 
 
 class GenerationOwner(Protocol):
@@ -75,6 +76,13 @@ class Generation:
         """This rank's end towards an incarnation, if it is a (foreign) member."""
         rank = self.rank_by_incarnation.get(incarnation)
         return None if rank is None else self.ports.get(rank)
+
+    def inherit(self, channels: Mapping[str, Channel], *, only_new: bool) -> None:
+        """Use the channels that are open already; only those opened for this one if asked."""
+        for port in self.ports.values():
+            channel = channels.get(port.peer)
+            is_new = channel is not None and channel.opened_for >= self.number
+            port.channel = channel if is_new or not only_new else None
 
     def want(self, port: Port) -> None:
         """A port without a channel is used: open one, once."""

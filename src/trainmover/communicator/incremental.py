@@ -21,11 +21,7 @@ from trainmover.communicator.mesh import Mesh
 from trainmover.communicator.outbox import Outbox
 from trainmover.communicator.ports import OutFrame
 from trainmover.communicator.schedules import hypercube_partners
-from trainmover.communicator.settings import (
-    ChannelCount,
-    CommunicatorConfig,
-    CommunicatorEvents,
-)
+from trainmover.communicator.settings import ChannelCount, CommunicatorConfig, CommunicatorEvents
 from trainmover.errors import GenerationMismatch, LocalProtocolError
 from trainmover.topology import Membership
 from trainmover.topology.membership import backups_of, gate_peers, wards_of
@@ -110,24 +106,29 @@ class Succession:
         generation.required |= self._replaced(membership)
         self.prepared = generation
         self._was_prepared_said = False
-        for port in generation.ports.values():
-            port.channel = self.mesh.channels.get(port.peer)
-            if self._knocks.get(port.peer, 0) == number:
-                generation.required.add(port.rank)
+        generation.inherit(self.mesh.channels, only_new=self._opens_all)
+        ports = generation.ports.values()
+        generation.required |= {p.rank for p in ports if self._knocks.get(p.peer, 0) == number}
         for rank_ in sorted(generation.required):
             self._open(generation, rank_)
         self._arm(self._config.connect_timeout_s, lambda: self._prepare_late(generation))
         return generation
 
     def _replaced(self, membership: Membership) -> set[int]:
-        """Ranks whose former incarnation had a channel with us."""
+        """Ranks whose channel with us can't be inherited."""
         if self.current is None or self.current.world_size != membership.world_size:
             return set()
         return {
             port.rank
             for port in self.current.ports.values()
-            if port.channel is not None and membership.members[port.rank].incarnation != port.peer
+            if port.channel is not None
+            and (self._opens_all or membership.members[port.rank].incarnation != port.peer)
         }
+
+    @property
+    def _opens_all(self) -> bool:
+        is_broken = self.current is not None and self.current.is_broken
+        return is_broken and not self._config.does_reuse_channels
 
     def _open(self, generation: Generation, rank: int) -> None:
         port = generation.ports[rank]
@@ -374,7 +375,7 @@ class Succession:
             return
         if channel.opened_for >= prepared.number:
             self.fail_prepare(peer, reason)
-        else:  # it would have been inherited: open a new one instead
+        elif not self._opens_all:  # it would have been inherited: open a new one instead
             rank = prepared.rank_by_incarnation[peer]
             prepared.required.add(rank)
             self._was_prepared_said = False

@@ -90,6 +90,9 @@ class CommunicatorConfig:
     the others wait in the next step's first collective. Shorter finds a hang there sooner."""
     keepalive_s: float = 10.0
     """Idle time before the kernel probes a silent peer; 0 switches probes off."""
+    does_reuse_channels: bool = True
+    """Keep channels between workers that stay, after a loss; false: every rank opens all of its
+    channels anew. Only there to measure what keeping them is worth (`bench ablation`)."""
     use_shared_memory: bool = True
     """Large payloads between workers of one machine go through shared memory."""
     shared_memory_bytes: int = 4 * MIB

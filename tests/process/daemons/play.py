@@ -23,7 +23,8 @@ def main() -> int:
         run_directory=directory,
         is_cold=options.pop("is_cold", True),
         entry="tests.process.daemons.toy:run",
-        settings=settings.flatten(settings.resolve(assignments)),
+        # Toys run no first iteration that could be recorded for a standby.
+        settings=settings.flatten(settings.resolve({"rehearsal.answers": "loopback"}, assignments)),
         **options,
     )
     try:
