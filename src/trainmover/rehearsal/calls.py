@@ -21,7 +21,8 @@ class CallShape(msgspec.Struct, frozen=True):
     kind: str
     op: str
     group: int
-    """Number of the group by first use in the iteration."""
+    """Number of the group by first use since the first iteration began. Later ones may lack what
+    only a first one calls, and would number the rest otherwise."""
     size: int
     """Ranks of the group."""
     shapes: tuple[tuple[int, ...], ...]
@@ -47,7 +48,7 @@ class CallShape(msgspec.Struct, frozen=True):
 
 
 class Describer:
-    """Turns the calls of one iteration into shapes."""
+    """Turns the calls of all iterations, from the first one on, into shapes."""
 
     def __init__(self, workers_per_machine: int) -> None:
         self._workers_per_machine = workers_per_machine

@@ -75,7 +75,6 @@ class Recorder:
             keeps: False: only the sequence is seen (a recording exists already).
         """
         self._communicator = communicator
-        self._workers_per_machine = workers_per_machine
         self._limit_bytes = limit_bytes
         self._place = place
         self._keeps = keeps
@@ -92,7 +91,6 @@ class Recorder:
     def undone(self) -> None:
         """The attempt is repeated: what it saw is forgotten."""
         self._open = _Iteration()
-        self._describer = Describer(self._workers_per_machine)
 
     def end(self) -> bool:
         """The attempt is over; whether it counts (no value in it was invented)."""

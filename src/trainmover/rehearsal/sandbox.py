@@ -96,7 +96,6 @@ class Sandbox:
         """
         self._communicator = communicator
         self._recording = recording
-        self._workers_per_machine = workers_per_machine
         self._place = place
         self._describer = Describer(workers_per_machine)
         self._playback: _Playback | None = None
@@ -115,7 +114,6 @@ class Sandbox:
         self._iteration += 1
         self._calls = 0
         self._spent = {}
-        self._describer = Describer(self._workers_per_machine)
         if self._recording is not None:
             iterations = self._recording.header.iterations
             number = min(self._iteration, len(iterations) - 1)

@@ -17,6 +17,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from trainmover.errors import ScriptError
 from trainmover.worker.mistakes import USED_BEFORE_RUN
+from trainmover.worker.torch_memory import forget_compiled, forget_meshes
 
 OURS = "trainmover"
 MEANT_AS_OURS = frozenset({"", OURS, "gloo", "nccl", "xccl", "undefined"})
@@ -113,15 +114,15 @@ class DistributedEntry:
 
     def reset(self, start: Callable[[], None]) -> None:
         """A new entry of `main`: all groups of the last one are gone, counters begin anew."""
+        before, has_parts = -1, False
         if dist.is_initialized():
+            before, has_parts = dist.get_rank(), len(c10d._world.pg_map) > 1
             self._real_destroy()
-            # DTensor's propagation cache would hand parameters of the next entry the last entry's
-            # mesh, with the coordinate of another rank.
-            debug = sys.modules.get("torch.distributed.tensor.debug")
-            if debug is not None:
-                debug._clear_sharding_prop_cache()
+            forget_meshes()
         self._has_group = True
         start()
+        if has_parts and dist.get_rank() != before:
+            forget_compiled()
 
 
 def _other_backend(function: str, backend: object) -> str:

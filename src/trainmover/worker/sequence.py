@@ -18,6 +18,9 @@ from trainmover.worker.unwinding import StepUndone
 LOOP_CALLS = 2_000
 """Invented values of one attempt after which the script is taken to wait for a true one."""
 NO_GRAPH_TASK = -1
+SIZED_BY_DATA = frozenset(("all_to_all",))
+"""Kinds whose sizes follow the data from step to step (tokens of an expert): with sizes in it the
+sequence of such a script would never settle."""
 
 
 class SequenceWatch:
@@ -27,6 +30,7 @@ class SequenceWatch:
         self._hash = xxhash.xxh3_64()
         self._last_digests: tuple[str, ...] = ()
         self._is_open = False
+        self._groups: dict[str, int] = {}
         self.calls = 0
         """Collectives of the current attempt so far."""
         self.calls_at_gate = 0
@@ -45,7 +49,10 @@ class SequenceWatch:
         self.calls += 1
         self.last_call = f"{call.kind} {call.group}#{call.sequence}"
         if self._is_open:
-            text = f"{call.group}|{call.kind}|{call.shapes}|{call.dtypes}|{call.op};"
+            # By order of first use: of groups made alike, each rank is in one with another name.
+            group = self._groups.setdefault(call.group, len(self._groups))
+            shapes = "" if call.kind in SIZED_BY_DATA else call.shapes
+            text = f"{group}|{call.kind}|{shapes}|{call.dtypes}|{call.op};"
             self._hash.update(text.encode())
         if self.on_call is not None:
             self.on_call(self.last_call)
@@ -78,6 +85,7 @@ class SequenceWatch:
     def begin(self) -> None:
         """An attempt starts."""
         self._hash = xxhash.xxh3_64()
+        self._groups = {}
         self._is_open = True
         self.calls = 0
         self.calls_at_gate = 0

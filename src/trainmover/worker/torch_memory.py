@@ -27,6 +27,17 @@ def forget_meshes() -> None:
         cached.cache_clear()
 
 
+def forget_compiled() -> None:
+    """Drop compiled code, which may have names of groups and the place in a mesh written into it.
+
+    Nothing guards them: code compiled as one rank of a tensor-parallel group would compute as that
+    rank. What the compiler keeps on disk stays, so that the next compilation is a look-up.
+    """
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is not None:
+        dynamo.reset()
+
+
 def _cached_functions() -> Iterator[Any]:
     """Functions of DTensor's modules, and static ones of their classes, that remember results."""
     for name, module in list(sys.modules.items()):

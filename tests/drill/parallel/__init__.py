@@ -1,0 +1,1 @@
+"""Every kind of parallelism in real jobs."""

@@ -1,0 +1,85 @@
+"""What is done to a job of any layout, and what must come of it.
+
+Decides nothing about layouts (`kinds`). Every wait is for something the job publishes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.drill.parallel.kinds import Parallel
+
+from trainmover.drills.compare import compare
+from trainmover.drills.harness import RunningJob
+from trainmover.drills.request import JobRequest, JobResult
+from trainmover.drills.undisturbed import run_undisturbed
+
+FIRST_STEP = 3
+GAP_STEPS = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Ranks whose machine is switched over, whose machine is killed, and who is killed alone."""
+
+    moved: tuple[int, ...] = ()
+    killed: tuple[int, ...] = ()
+    worker: int | None = None
+
+    @property
+    def kinds(self) -> list[str]:
+        """Kinds of incident in order."""
+        respawn = [] if self.worker is None else ["respawn"]
+        return ["planned"] * len(self.moved) + ["standby"] * len(self.killed) + respawn
+
+
+def carry_out(wanted: JobRequest, plan: Plan, folder: Path) -> JobResult:
+    """One job that goes through all of `plan`, one after the other."""
+    with RunningJob(wanted, folder) as job:
+        count = 0
+        job.wait_for_step(FIRST_STEP)
+        for rank in plan.moved:
+            job.wait_for_standby()
+            job.switchover((job.member(rank).machine,))
+            count += 1
+            _wait(job, count)
+        for rank in plan.killed:
+            job.wait_for_standby()
+            job.kill_machine(job.member(rank).machine)
+            count += 1
+            _wait(job, count)
+        if plan.worker is not None:
+            job.kill_worker(plan.worker)
+            _wait(job, count + 1)
+        result = job.wait_until_done()
+        job.assert_no_leftovers()
+    return result
+
+
+def _wait(job: RunningJob, count: int) -> None:
+    job.wait_for_incidents(count, 90.0)
+    job.wait_for_step(job.last_step() + GAP_STEPS)
+
+
+def assert_outlives(kind: Parallel, wanted: JobRequest, plan: Plan, folder: Path) -> None:
+    """Every loss and every rank's final state are those of the job left alone."""
+    reference = run_undisturbed(wanted, folder / "undisturbed")
+    result = carry_out(wanted, plan, folder / "disturbed")
+    assert result.code == 0, result.output
+    comparison = compare(result, reference)
+    assert comparison.is_identical, f"{kind.name}: {comparison.sentence()}"
+    assert [incident.kind for incident in result.incidents] == plan.kinds
+
+
+def assert_stops_by_name(wanted: JobRequest, rank: int, code: int, folder: Path) -> None:
+    """A loss that nobody can restore ends the job, and its reason names the rank."""
+    with RunningJob(wanted, folder) as job:
+        job.wait_for_standby()
+        job.wait_for_step(FIRST_STEP)
+        job.kill_machine(job.member(rank).machine)
+        result = job.wait_until_done()
+        job.assert_no_leftovers()
+    assert result.code == code, result.output
+    assert f"rank {rank}" in result.output
+    assert "replica" in result.output

@@ -1,0 +1,36 @@
+"""An example with a pause in each step: `paced.py train_gpt --steps 200 ...`.
+
+On a fast machine the examples' small jobs would be over before a standby is ready.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "examples"))
+
+import trainmover
+
+PAUSE_S = 0.05
+
+
+def main(job: trainmover.Job) -> None:
+    example: Any = importlib.import_module(sys.argv[1])
+    steps = job.steps
+
+    def paced(total: int) -> Iterator[Any]:
+        for step in steps(total):
+            time.sleep(PAUSE_S)
+            yield step
+
+    job.steps = paced  # type: ignore[method-assign]
+    example.train(job, example.parse_arguments(sys.argv[2:]))
+
+
+if __name__ == "__main__":
+    trainmover.run(main)

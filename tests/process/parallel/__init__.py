@@ -1,0 +1,1 @@
+"""Interruptions inside steps of every kind of parallelism."""
