@@ -205,6 +205,10 @@ def _missing_file(ranks: Iterable[RankRecord], files: Iterable[FileRecord]) -> s
     return ""
 
 
+def _bulk_of(record: ShardRecord) -> tuple[str, int]:
+    return record.identity, record.bulk_digest
+
+
 def build(records: Sequence[ShardRecord], authority: Authority, created_at: float) -> Manifest:
     """One manifest of all ranks' records. Raises CheckpointError where they don't fit together."""
     ordered = sorted(records, key=lambda record: record.rank)
@@ -217,8 +221,9 @@ def build(records: Sequence[ShardRecord], authority: Authority, created_at: floa
         raise CheckpointError(f"expected one shard record of each rank {expected}, got {found}")
     for record in ordered:
         _check_alike(first, record)
-    writers = {record.identity: record.rank for record in reversed(ordered) if record.writes_bulk}
-    homeless = [record.rank for record in ordered if record.identity not in writers]
+    # By value too: ranks of equal names and shapes may hold other values.
+    writers = {_bulk_of(record): record.rank for record in reversed(ordered) if record.writes_bulk}
+    homeless = [record.rank for record in ordered if _bulk_of(record) not in writers]
     if homeless:
         raise CheckpointError(
             f"nobody wrote the bulk state of ranks {homeless}: one rank of each identity must"
@@ -241,7 +246,7 @@ def build(records: Sequence[ShardRecord], authority: Authority, created_at: floa
                 rank=record.rank,
                 identity=record.identity,
                 bulk_digest=record.bulk_digest,
-                bulk_rank=record.rank if record.writes_bulk else writers[record.identity],
+                bulk_rank=record.rank if record.writes_bulk else writers[_bulk_of(record)],
             )
             for record in ordered
         ),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from trainmover.controller import lookup, sources
+from trainmover.controller import lookup, shelf, sources
 from trainmover.controller.move import Move
 from trainmover.protocol.messages import Report
 
@@ -60,7 +60,11 @@ def restoration(
     A rank whose identity is not known counts as restorable until its joiner (`joining`: rank ->
     incarnation) has built `main` and shows it.
     """
+    shelf.tell_apart(move)
     wanted = {rank: _identity(move, rank, stayers, joining or {}) for rank in lost}
+    for rank, identity in wanted.items():
+        if identity in move.state.kept.unlike:
+            wanted[rank] = f"{identity} of rank {rank}"  # nobody else's
     if joining is None:
         wanted = {rank: identity for rank, identity in wanted.items() if identity}
     return sources.choose(wanted, stayers, sources.agree(stayers).target)

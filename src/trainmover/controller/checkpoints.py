@@ -101,7 +101,9 @@ def _writers(state: State, version: Version) -> tuple[dict[int, str], set[int]]:
         for held in store.held:
             if held.version == version:
                 (own if held.kind == "own" else peers).setdefault(held.rank, name)
-                identities[held.rank] = held.identity
+                # By value too: ranks of equal names and shapes may hold other values.
+                alike = f"{held.identity} {held.bulk_digest:x}"
+                identities[held.rank] = alike if held.identity else ""
     writers = {**peers, **own}
     load = dict.fromkeys(writers.values(), 0)
     groups: dict[str, list[int]] = {}

@@ -99,6 +99,8 @@ class Kept:
     """Machine, rank and version of snapshots that could not be loaded: others are used first."""
     missed: tuple[tuple[int, Version], ...] = ()
     """Rank and version of snapshots that were left out, lately."""
+    unlike: tuple[str, ...] = ()
+    """Identities of which ranks have held different values: none of them is another's replica."""
     was_complete: bool = False
     """Whether any version has ever been complete: then a beginning from scratch loses too much."""
     is_relearning: bool = False

@@ -238,6 +238,7 @@ def on_pulse(move: Move) -> None:
     before = len(move.commands)
     if not move.state.kept.was_complete and complete_versions(move.state):
         keep(move, replace(move.state.kept, was_complete=True))
+    tell_apart(move)
     if move.state.kept.keeping.snapshot.is_on:
         _place(move)
     ask(move)
@@ -245,6 +246,24 @@ def on_pulse(move: Move) -> None:
     is_quiet = len(move.commands) == before and not move.state.kept.wanted_level
     if is_quiet and _are_all_there(move.state):
         keep(move, replace(move.state.kept, is_settled=True))
+
+
+def tell_apart(move: Move) -> None:
+    """Notice ranks that pass for replicas of each other and hold other values at one version.
+
+    Experts that every rank builds under one name from one seed begin alike; names, shapes and first
+    values can't tell them apart, the first snapshot can.
+    """
+    found = set(move.state.kept.unlike)
+    digests: dict[tuple[Version, str], int] = {}
+    for name in sorted(move.state.kept.stores):
+        for held in move.state.kept.stores[name].held:
+            key = (held.version, held.identity)
+            if held.bulk_digest and digests.setdefault(key, held.bulk_digest) != held.bulk_digest:
+                found.add(held.identity)
+    if len(found) > len(move.state.kept.unlike):
+        keep(move, replace(move.state.kept, unlike=tuple(sorted(found))))
+        move.because("ranks of equal names hold other values: they are no replicas")
 
 
 def ask(move: Move) -> None:

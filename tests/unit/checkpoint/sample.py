@@ -97,17 +97,18 @@ def make(
             )
         )
         image += data
+    identity = str(fields.pop("identity", f"part-{rank}"))
     state = RankState(
         rank=rank,
         world_size=world_size,
         step=step,
         lineage=int(str(fields.pop("lineage", 1))),
         generation=int(str(fields.pop("generation", 1))),
-        identity=str(fields.pop("identity", f"part-{rank}")),
+        identity=identity,
         entries=tuple(entries),
         personal=f"personal of {rank} at {step}".encode(),
         shared=f"shared at {step}".encode(),
-        bulk_digest=1000 * step + rank,
+        bulk_digest=1000 * step + (rank if identity == f"part-{rank}" else 0),
         run_id=str(fields.pop("run_id", RUN)),
         loss=(("loss", (1.0 / step).hex()),),
         is_suspect=bool(fields.pop("is_suspect", False)),

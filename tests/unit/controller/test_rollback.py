@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from msgspec import structs
 from tests.unit.controller.play import Stage
 from tests.unit.controller.shelves import at, held, hold, plan, say, sent, settle, sharded, track
 
@@ -44,6 +45,24 @@ def test_with_a_live_replica_nobody_rolls_back() -> None:
     stage.gate(3)
     stage.exit(stage.name(2))
     assert not plan(stage).is_rollback and plan(stage).target == at(5)
+
+
+def test_ranks_that_pass_for_replicas_and_hold_other_values_are_none() -> None:
+    """Experts of one name, built from one seed on every rank: alike until the first step."""
+    stage = sharded()
+    settle(stage)
+    for member in stage.members():
+        stage.actors[member.incarnation].identity = "all"
+        body = m.Tracked(
+            incarnation=member.incarnation, rank=member.rank, identity="all", names_digest=1
+        )
+        stage.worker(member.incarnation, body)
+        one = structs.replace(held(member.rank, at(2)), identity="all", bulk_digest=member.rank + 1)
+        say(stage, member.machine, one)
+    stage.gate(3)
+    stage.exit(stage.name(2))
+    assert plan(stage).is_rollback and plan(stage).target == at(2)
+    assert {source.kind for source in plan(stage).sources} == {"snapshot"}
 
 
 def test_a_lost_machine_is_restored_from_copies_elsewhere() -> None:
