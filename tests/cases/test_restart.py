@@ -65,6 +65,7 @@ def test_killed_with_loader_workers_and_accumulation(tmp_path: Path) -> None:
     assert_exact(tmp_path / "out", undisturbed(arguments, 30, 2), ranks=2, steps=30)
 
 
+@pytest.mark.long
 def test_killed_without_replicas(tmp_path: Path) -> None:
     """Every rank's shard of parameters and moments comes back to its rank."""
     arguments = ("--spread", "fsdp2")
@@ -125,6 +126,7 @@ def test_only_broken_checkpoints_are_an_error(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.long
 def test_the_ledger_of_an_epoch(tmp_path: Path) -> None:
     """P3: each sample once, over three lives."""
     steps = 31

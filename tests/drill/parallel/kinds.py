@@ -13,10 +13,6 @@ from trainmover.drills.request import FOLDER_WORD, JobRequest
 SCRIPT = Path(__file__).with_name("paced.py")
 SMALL = ("--layers", "4", "--width", "32", "--heads", "4", "--sequence", "32", "--batch", "4")
 
-SERVES_WITHOUT_REPLICA = False
-"""Whether a rank without a live replica can be restored (in-memory backups). True turns the tests
-of such losses from "stops and names the ranks" to "recovers with the same numbers"."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Parallel:

@@ -6,6 +6,7 @@ marked long lose every machine in turn, of every kind, eager and compiled.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,13 @@ def named(kind: Parallel) -> str:
     return kind.name
 
 
-@pytest.mark.parametrize("kind", SHORT, ids=named)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, id=kind.name, marks=[pytest.mark.long] if kind is kinds.TP else [])
+        for kind in SHORT
+    ],
+)
 def test_a_move_and_losses_change_no_number(kind: Parallel, tmp_path: Path) -> None:
     """The machine that moved away comes back and takes the killed one's place."""
     wanted = kind.request(steps=STEPS, standbys=1)
@@ -55,12 +62,18 @@ def test_every_machine_in_turn(
     ],
 )
 def test_a_loss_without_replica(kind: Parallel, tmp_path: Path) -> None:
-    """Named and stopped, until in-memory backups serve it."""
+    """All ranks go back to the newest snapshot that the agents hold, and repeat the steps since."""
     wanted = kind.request(steps=STEPS, standbys=1)
-    if kinds.SERVES_WITHOUT_REPLICA:
-        assert_outlives(kind, wanted, Plan(killed=(1,)), tmp_path)
-    else:
-        assert_stops_by_name(wanted, 1, exits.CANNOT_RESTORE, tmp_path / "lost")
+    assert_outlives(kind, wanted, Plan(killed=(1,)), tmp_path)
+
+
+def test_a_loss_without_replica_or_snapshot(tmp_path: Path) -> None:
+    """Named and stopped: nobody has the rank's state."""
+    kind = kinds.UNREPLICATED[0]
+    wanted = replace(
+        kind.request(steps=STEPS, standbys=1), settings=(("snapshot.cadence", "never"),)
+    )
+    assert_stops_by_name(wanted, 1, exits.CANNOT_RESTORE, tmp_path / "lost")
 
 
 @pytest.mark.long
