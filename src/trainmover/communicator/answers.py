@@ -10,6 +10,7 @@ in. Nothing here waits.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -126,3 +127,10 @@ def _receive_nothing(output: torch.Tensor) -> None:
     _clear(output)
     if output.numel() == 1 and output.dtype in (torch.int32, torch.int64):
         _assign(output, torch.ones((), dtype=output.dtype))
+
+
+def completed(result: Any) -> torch.futures.Future[Any]:
+    """A future that is complete."""
+    future: torch.futures.Future[Any] = torch.futures.Future()
+    future.set_result(result)
+    return future

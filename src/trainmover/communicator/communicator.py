@@ -331,8 +331,8 @@ class Communicator:
         return nullcontext()
 
     def _number(self, call: Call) -> int:
-        generation, group = self._succession.current, call.group
-        if generation is None or self._is_held:
+        generation, group = self._counting(), call.group
+        if generation is None:
             number = self._loopback_sequences.get(group.id, 0)
             self._loopback_sequences[group.id] = number + 1
             return number
@@ -344,10 +344,15 @@ class Communicator:
             return 0
         return generation.next_sequence(group.id)
 
+    def _counting(self) -> Generation | None:
+        """Where calls are numbered; None: answered here, perhaps with the next one current."""
+        is_answered_here = self._is_held or self.mode is Mode.RUN_OUT
+        return None if is_answered_here else self._succession.current
+
     def sequence_of(self, group: GroupPlace) -> int:
         """Number the next collective of `group` will have."""
-        generation = self._succession.current
-        if generation is None or self._is_held:
+        generation = self._counting()
+        if generation is None:
             return self._loopback_sequences.get(group.id, 0)
         return generation.sequences.get(group.id, 0)
 
@@ -391,10 +396,3 @@ class InterposedCommunicator(Communicator):
     def start(self, call: Call) -> Operation | None:
         """Hand `call` to the hook."""
         return self.hook(call)
-
-
-def completed(result: Any) -> torch.futures.Future[Any]:
-    """A future that is complete."""
-    future: torch.futures.Future[Any] = torch.futures.Future()
-    future.set_result(result)
-    return future

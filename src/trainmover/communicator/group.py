@@ -15,8 +15,9 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d
 
+from trainmover.communicator.answers import completed
 from trainmover.communicator.call import Call, Kind
-from trainmover.communicator.communicator import Communicator, completed
+from trainmover.communicator.communicator import Communicator
 from trainmover.communicator.group_identity import (
     BACKEND,
     GroupIdentity,

@@ -13,8 +13,9 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d
 
+from trainmover.communicator.answers import completed
 from trainmover.communicator.call import Call, GroupPlace, Kind
-from trainmover.communicator.communicator import Communicator, completed
+from trainmover.communicator.communicator import Communicator
 from trainmover.communicator.frames import group_id
 from trainmover.communicator.operation import Operation
 from trainmover.communicator.reductions import reduction

@@ -31,6 +31,7 @@ class Bench:
         self.optimizers: list[torch.optim.Optimizer] = []
         self.nets: list[nn.Module] = []
         self.behind_gate: Callable[[int], object] = int
+        self.before_evaluation: Callable[[], object] = int
         torch.manual_seed(3)
 
     def net(self, *, has_norm: bool = False, inputs: int = 8) -> nn.Sequential:

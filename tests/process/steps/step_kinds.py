@@ -319,6 +319,7 @@ def evaluation(bench: Bench) -> None:
 
     @bench.job.every(2)
     def evaluate() -> None:
+        bench.before_evaluation()
         net.eval()
         with torch.no_grad():
             for _ in range(2):
@@ -335,6 +336,15 @@ def evaluation(bench: Bench) -> None:
             bench.note(loss)
             optimizer.step()
             optimizer.zero_grad()
+            bench.behind_gate(step.index)
+
+
+def late_evaluation(bench: Bench) -> None:
+    """Rank 0 is late behind each gate, and again in front of the evaluation's collectives."""
+    is_late = dist.get_rank() == 0
+    bench.behind_gate = lambda _: time.sleep(0.3 * is_late)
+    bench.before_evaluation = lambda: time.sleep(0.3 * is_late)
+    evaluation(bench)
 
 
 def tail_collective(bench: Bench) -> None:

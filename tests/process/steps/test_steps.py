@@ -235,6 +235,15 @@ def test_ranks_a_step_apart_while_buckets_settle(undisturbed: Any, tmp_path: Pat
     assert found.faults() == ["reset@1:1:1"]
 
 
+def test_an_attempt_that_runs_out_behind_the_cut_over(undisturbed: Any, tmp_path: Path) -> None:
+    """Rank 0 makes up for an attempt so late that the next generation is current already: what it
+    calls there must not be counted in it. Steps differ, so attempts are never settled."""
+    expected = undisturbed("late_evaluation", 2)
+    found = run("late_evaluation", tmp_path / "struck", "reset@1:2:1;reset@1:4:1")
+    assert_identical(found, expected)
+    assert len(found.faults()) == 2
+
+
 def test_step_without_update(undisturbed: Any, tmp_path: Path) -> None:
     check_sweep("no_update", undisturbed, tmp_path, steps=range(5))
 
