@@ -19,15 +19,12 @@ from trainmover.communicator.call import Call, GroupPlace, Kind
 from trainmover.communicator.connecting import Credentials
 from trainmover.communicator.counters import Counters
 from trainmover.communicator.engine import Engine
-from trainmover.communicator.frames import (
-    FrameType,
-    pack_edges,
-)
+from trainmover.communicator.frames import FrameType, pack_edges
 from trainmover.communicator.generation import Generation
 from trainmover.communicator.operation import Operation
 from trainmover.communicator.overdue import OverdueWatch
 from trainmover.communicator.programs import PROGRAMS
-from trainmover.communicator.routing import Router, small_frame
+from trainmover.communicator.routing import Payload, Router, small_frame
 from trainmover.communicator.settings import (
     ChannelIdentity,
     ChannelInfo,
@@ -59,6 +56,8 @@ class Communicator:
         self.tainted = False
         self.observer: Callable[[CollectiveCall], None] | None = None
         """Called on the calling thread at each collective's entry."""
+        self.after_wait: Callable[[], None] | None = None
+        """Called when Python code has waited for a collective; may raise."""
         self.on_rank_read: Callable[[], None] | None = None
         """Called when a group's rank is read."""
         self.groups: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -245,8 +244,8 @@ class Communicator:
 
     # -- small messages ------------------------------------------------------
 
-    def send_control(self, to_rank: int, kind: int, step: int, payload: bytes) -> None:
-        """Send a small message to a rank of the current generation, in order with data.
+    def send_control(self, to_rank: int, kind: int, step: int, payload: Payload) -> None:
+        """Send a message to a rank of the current generation, in order with data.
 
         Dropped while running out: after POISON nothing of that generation is sent.
         """
@@ -381,6 +380,7 @@ class Communicator:
         if self._is_closed or self._is_forked:
             return
         self._is_closed = True
+        self._engine.at_fork_in_child.remove(self._become_child)
         self._overdue.stop(self._mesh, self.config.close_timeout_s)
 
     def _become_child(self) -> None:

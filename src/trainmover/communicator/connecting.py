@@ -17,6 +17,7 @@ from trainmover.communicator import shared_memory
 from trainmover.communicator.engine import Engine
 from trainmover.communicator.settings import ChannelIdentity, CommunicatorConfig
 from trainmover.errors import ProtocolError, RemoteProtocolError, TransportError
+from trainmover.protocol.addresses import is_ipv6
 
 
 class Gatekeeper(Protocol):
@@ -142,7 +143,8 @@ class Dialling(_Shaking):
         on_open: Callable[[socket.socket, shared_memory.RingPair | None], None],
         on_failed: Callable[[str, hs.Refusal | None], None],
     ) -> None:
-        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        family = socket.AF_INET6 if is_ipv6(target.host) else socket.AF_INET
+        sock = socket.socket(family, socket.SOCK_STREAM)
         sock.setblocking(False)
         super().__init__(engine, sock, credentials.config.handshake_timeout_s)
         self._credentials = credentials

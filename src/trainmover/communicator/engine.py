@@ -76,6 +76,7 @@ class Engine:
         self._thread_id = 0
         self._is_stopping = False
         self._is_forked = False
+        self._turn = threading.Lock()
         _ENGINES.add(self)
 
     def start(self) -> None:
@@ -130,6 +131,23 @@ class Engine:
         if self._watches.pop(fd, None) is not None:
             self._epoll.unregister(fd)
 
+    def try_turn(self) -> bool:
+        """Keep the I/O thread from running callbacks until `end_turn`, if it runs none now.
+
+        Called on: another thread, without the lock. False, too, where something submitted waits:
+        it would be overtaken.
+        """
+        if not self._turn.acquire(blocking=False):
+            return False
+        if self._submitted:
+            self._turn.release()
+            return False
+        return True
+
+    def end_turn(self) -> None:
+        """The I/O thread may go on."""
+        self._turn.release()
+
     @property
     def is_running(self) -> bool:
         """Whether the I/O thread lives."""
@@ -150,20 +168,22 @@ class Engine:
         torch.set_grad_enabled(False)  # thread-local: our arithmetic is never recorded
         while not (self._is_stopping and not self._submitted):
             try:
-                self._turn()
+                self._take_turn()
             except BaseException as error:
                 self.on_fatal(error)
                 return
 
-    def _turn(self) -> None:
-        for fd, ready in self._epoll.poll(self._delay_s()):
-            if fd == self._wake_fd:
-                os.eventfd_read(self._wake_fd)
-                continue
-            self._dispatch(fd, ready)
-        for _ in range(len(self._submitted)):
-            self._submitted.popleft()()
-        self._fire_timers()
+    def _take_turn(self) -> None:
+        found = self._epoll.poll(self._delay_s())
+        with self._turn:
+            for fd, ready in found:
+                if fd == self._wake_fd:
+                    os.eventfd_read(self._wake_fd)
+                    continue
+                self._dispatch(fd, ready)
+            for _ in range(len(self._submitted)):
+                self._submitted.popleft()()
+            self._fire_timers()
 
     def _dispatch(self, fd: int, ready: int) -> None:
         watch = self._watches.get(fd)
@@ -199,6 +219,7 @@ class Engine:
     def _become_child(self) -> None:
         """Drop everything a child must not keep open: peers shall see the parent's death."""
         self.lock = threading.RLock()
+        self._turn = threading.Lock()
         self._is_forked = True
         self._is_stopping = True
         self._thread_id = 0

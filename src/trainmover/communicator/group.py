@@ -20,19 +20,17 @@ from trainmover.communicator.call import Call, Kind
 from trainmover.communicator.communicator import Communicator
 from trainmover.communicator.group_identity import (
     BACKEND,
+    PYTHON_LEVEL,
     GroupIdentity,
     SourcedWork,
     Tensors,
     Terms,
-    work_of,
 )
 from trainmover.communicator.memory import write_back
 from trainmover.communicator.untraced import keep_untraced
 from trainmover.errors import ScriptError
 
 _c10d: Any = _distributed_c10d
-
-_PYTHON_LEVEL = "distributed_c10d.py"
 
 
 class Group(GroupIdentity):
@@ -156,7 +154,7 @@ class Group(GroupIdentity):
             return [out]
 
         done = completed([]) if operation is None else operation.future
-        return work_of(done.then(put_back))
+        return self._work(done.then(put_back))
 
     _allgather_base = all_gather_single
 
@@ -168,7 +166,7 @@ class Group(GroupIdentity):
             self.all_gather_single(out, own, opts) for out, own in zip(outputs, inputs, strict=True)
         ]
         futures = torch.futures.collect_all([work.get_future() for work in works])
-        return work_of(futures.then(lambda _: list(outputs)))
+        return self._work(futures.then(lambda _: list(outputs)))
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
@@ -314,7 +312,7 @@ def _is_python_broadcast() -> bool:
     torch's own C++ callers (DDP's reducer) fill theirs before they broadcast.
     """
     frame = sys._getframe(2)
-    return frame.f_code.co_filename.endswith(_PYTHON_LEVEL)
+    return frame.f_code.co_filename.endswith(PYTHON_LEVEL)
 
 
 # -- registration ----------------------------------------------------------------

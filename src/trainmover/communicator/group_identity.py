@@ -6,6 +6,7 @@ Decides nothing about single collectives (group.py).
 from __future__ import annotations
 
 import datetime
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -23,6 +24,8 @@ from trainmover.communicator.settings import CollectiveCall
 from trainmover.errors import LocalProtocolError, ScriptError
 
 BACKEND = "trainmover"
+PYTHON_LEVEL = "distributed_c10d.py"
+_GROUP_FILES = ("communicator/group.py", "communicator/group_identity.py")
 
 Tensors = Sequence[torch.Tensor]
 
@@ -73,6 +76,37 @@ class SourcedWork(_WorkType):  # type: ignore[misc]
         return self._group.place.ranks.index(self._operation.source)
 
     _source_rank = source_rank
+
+
+class GuardedWork(_WorkType):  # type: ignore[misc]
+    """Work that Python code waits for: a guard looks at what has come of it."""
+
+    def __init__(self, future: torch.futures.Future[Any], guard: Callable[[], None]) -> None:
+        super().__init__()
+        self._future = future
+        self._guard = guard
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Wait for the result. Raises what the guard raises."""
+        self._future.wait()
+        self._guard()
+        return True
+
+    synchronize = wait
+
+    def is_completed(self) -> bool:
+        """Whether the result is here."""
+        return self._future.done()
+
+    is_success = is_completed
+
+    def result(self) -> Any:
+        """The outputs."""
+        return self._future.wait()
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """The future behind this work."""
+        return self._future
 
 
 class GroupIdentity(_GroupType):  # type: ignore[misc]
@@ -229,7 +263,13 @@ class GroupIdentity(_GroupType):  # type: ignore[misc]
         operation = self._communicator.start(call)
         if operation is None:
             return work_of(completed(call.result))
-        return work_of(operation.future)
+        return self._work(operation.future)
+
+    def _work(self, future: torch.futures.Future[Any]) -> Any:
+        guard = self._communicator.after_wait
+        if guard is None or not _is_called_from_python():
+            return work_of(future)
+        return GuardedWork(future, guard)
 
     def _observe(self, call: Call) -> None:
         observer = self._communicator.observer
@@ -258,7 +298,15 @@ class GroupIdentity(_GroupType):  # type: ignore[misc]
         if not operations:
             return work_of(completed(result))
         gathered = torch.futures.collect_all(operations)
-        return work_of(gathered.then(lambda _: result))
+        return self._work(gathered.then(lambda _: result))
+
+
+def _is_called_from_python() -> bool:
+    """Whether torch's Python functions called this group: its C++ ones take works of C++ only."""
+    frame = sys._getframe(3)
+    while frame.f_code.co_filename.endswith(_GROUP_FILES) and frame.f_back is not None:
+        frame = frame.f_back
+    return frame.f_code.co_filename.endswith(PYTHON_LEVEL)
 
 
 def _limit_s(opts: Any) -> float | None:

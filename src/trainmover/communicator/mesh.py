@@ -18,6 +18,7 @@ from trainmover.communicator.channel import Channel, ChannelOwner
 from trainmover.communicator.connecting import Accepting, Credentials, Dialling, DialTarget
 from trainmover.communicator.engine import Engine
 from trainmover.communicator.shared_memory import RingPair
+from trainmover.protocol.addresses import is_ipv6
 from trainmover.topology import Member
 
 _RETRY_S = 0.02
@@ -113,7 +114,8 @@ class Mesh:
         self._ids = itertools.count(1)
         self._attempts: dict[tuple[str, str], _Attempt] = {}
         self._pending: set[Accepting] = set()
-        self._listener = socket.create_server((bind_host, 0), backlog=_BACKLOG)
+        family = socket.AF_INET6 if is_ipv6(bind_host) else socket.AF_INET
+        self._listener = socket.create_server((bind_host, 0), family=family, backlog=_BACKLOG)
         self._listener.setblocking(False)
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
         engine.submit(self._listen)

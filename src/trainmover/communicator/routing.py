@@ -33,9 +33,12 @@ from trainmover.communicator.settings import CommunicatorConfig, CommunicatorEve
 from trainmover.errors import CollectiveMismatch
 from trainmover.protocol.flags import FINISH
 
+Payload = bytes | memoryview
+"""Of a frame; its memory is read until the peer has got it."""
+
 
 def small_frame(
-    number: int, type_: FrameType, payload: bytes, where: tuple[int, ...] = (0, 0)
+    number: int, type_: FrameType, payload: Payload, where: tuple[int, ...] = (0, 0)
 ) -> OutFrame:
     """A frame other than data, with (slot, tag, check) from `where`."""
     slot, tag, check = (*where, 0)[:3]

@@ -20,6 +20,7 @@ from typing import Final
 import psutil
 
 from trainmover.errors import ConfigError
+from trainmover.protocol.addresses import is_ipv6
 from trainmover.protocol.messages import Facts
 
 PACKAGES_THAT_CHANGE_NUMBERS: Final = ("torch", "numpy")
@@ -146,14 +147,15 @@ def preflight(run_directory: Path) -> tuple[str, ...]:
 def own_address(host: str) -> str:
     """`host` if this machine can listen on it. Raises ConfigError that names those it has."""
     try:
-        with socket.create_server((host, 0)):
+        family = socket.AF_INET6 if is_ipv6(host) else socket.AF_INET
+        with socket.create_server((host, 0), family=family):
             return host
     except OSError as error:
         has = ", ".join(
             f"{address.address} ({name})"
             for name, addresses in sorted(psutil.net_if_addrs().items())
             for address in addresses
-            if address.family == socket.AF_INET
+            if address.family in (socket.AF_INET, socket.AF_INET6)
         )
         raise ConfigError(
             f"workers can't listen on {host}: {error.strerror or error}; name an address of this "

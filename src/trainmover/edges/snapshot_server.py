@@ -28,6 +28,7 @@ from trainmover.edges.snapshot_wire import (
     Wire,
 )
 from trainmover.errors import RemoteProtocolError, StateMismatch, TrainMoverError
+from trainmover.protocol.addresses import is_ipv6
 from trainmover.protocol.snapshot_image import DIGEST_MASK, encode_description
 
 log = logging.getLogger(__name__)
@@ -54,7 +55,8 @@ class SnapshotServer:
         self._lock = threading.Lock()
         self._streams: set[socket.socket] = set()
         self._is_closed = False
-        self._listener = socket.create_server((host, 0), backlog=BACKLOG)
+        family = socket.AF_INET6 if is_ipv6(host) else socket.AF_INET
+        self._listener = socket.create_server((host, 0), family=family, backlog=BACKLOG)
         self.port: int = self._listener.getsockname()[1]
         self._thread = threading.Thread(target=self._accept, name="snapshots", daemon=True)
         self._thread.start()

@@ -9,19 +9,22 @@ takes it over; it is included only once the accelerator has been initialised.
 
 from __future__ import annotations
 
+import functools
 import random
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
 import msgspec
 import numpy as np
 import torch
+import xxhash
 
 from trainmover.errors import StateMismatch
 from trainmover.state.codec import decode_plain, encode_plain
+from trainmover.state.generator_memory import Remembered, numpy_memory, python_memory
 from trainmover.state.tensors import bytes_digest
 
 _PYTHON: Final = struct.Struct("<B625Id?")
@@ -42,6 +45,15 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(RngState)
 
 
+class _Newest:
+    """The newest capture: most instants of a step have the state of the one before."""
+
+    capture: tuple[RngState | None, bytes] = (None, b"")
+
+
+_newest: Final = _Newest()
+
+
 def capture_rng() -> bytes:
     """State of every global generator of this process; equal bytes mean equal state."""
     accelerators = {}
@@ -49,12 +61,17 @@ def capture_rng() -> bytes:
         module = getattr(torch, kind)
         if module.is_initialized():
             accelerators[kind] = module.get_rng_state().numpy().tobytes()
-    return _encoder.encode(RngState(_python(), _numpy(), _torch(), accelerators))
+    state = RngState(_python()(), _numpy(), _torch(), accelerators)
+    known, data = _newest.capture
+    if state != known:
+        data = _encoder.encode(state)
+        _newest.capture = (state, data)
+    return data
 
 
 def capture_host_rng() -> bytes:
     """Like `capture_rng` without accelerators; what reading data can draw from."""
-    return _encoder.encode(RngState(_python(), _numpy(), _torch()))
+    return _encoder.encode(RngState(_python()(), _numpy(), _torch()))
 
 
 def restore_rng(data: bytes) -> None:
@@ -73,6 +90,32 @@ def restore_rng(data: bytes) -> None:
         if not module.is_available():
             raise StateMismatch(f"the random state has a {kind} generator, this machine has none")
         module.set_rng_state(_byte_tensor(raw))
+
+
+def continue_rng(streams: Sequence[bytes], rank: int, world_size: int) -> bool:
+    """Put the global generators where they follow from those of another number of ranks.
+
+    Generators that were equal on all ranks stay so (ranks that hold parts of one model need that);
+    else every rank gets new ones, seeded from all of theirs: the same at each such start.
+
+    Args:
+        streams: Captured states, by rank there.
+        rank: This one.
+        world_size: Number of ranks here.
+    Returns:
+        Whether the generators simply go on.
+    """
+    if len(set(streams)) == 1 and len(streams) > 1:
+        restore_rng(streams[0])
+        return True
+    digest = xxhash.xxh3_64(f"{rank} of {world_size}".encode())
+    for stream in streams:
+        digest.update(stream)
+    seed = digest.intdigest() >> 1
+    random.seed(seed)
+    torch.manual_seed(seed)
+    np.random.seed(seed & ((1 << 32) - 1))
+    return False
 
 
 def rng_digest() -> int:
@@ -112,14 +155,28 @@ def _read(data: bytes) -> RngState:
         raise StateMismatch(f"bytes of a random state can't be decoded: {problem}") from problem
 
 
-def _python() -> bytes:
+@functools.cache
+def _python() -> Remembered:
+    generator = getattr(random.getstate, "__self__", None)
+    return Remembered(_read_python, python_memory(generator))
+
+
+def _read_python() -> bytes:
     version, ints, gauss = random.getstate()
     return _PYTHON.pack(version, *ints, 0.0 if gauss is None else gauss, gauss is not None)
 
 
 def _numpy() -> bytes:
-    if "numpy.random" not in sys.modules:
-        return b""
+    return _imported_numpy()() if "numpy.random" in sys.modules else b""
+
+
+@functools.cache
+def _imported_numpy() -> Remembered:
+    generator = getattr(np.random.get_state, "__self__", None)
+    return Remembered(_read_numpy, numpy_memory(generator))
+
+
+def _read_numpy() -> bytes:
     state: Any = np.random.get_state(legacy=False)
     if state["bit_generator"] == "MT19937":
         inner = state["state"]
