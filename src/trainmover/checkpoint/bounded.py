@@ -98,6 +98,20 @@ class Watch:
         return True
 
 
+class Relay(Watch):
+    """Of a call inside another bounded one: what gets further here gets further there as well."""
+
+    def __init__(self, outer: Watch | None) -> None:
+        super().__init__()
+        self._outer = outer
+
+    def moved(self, byte_count: int = 1) -> None:
+        """As `Watch.moved`, for both."""
+        super().moved(byte_count)
+        if self._outer is not None:
+            self._outer.moved(byte_count)
+
+
 def bounded(
     work: Callable[[Watch], T], limits: Limits, *, doing: str, watch: Watch | None = None
 ) -> T:

@@ -7,7 +7,7 @@ saves that lose the least; blocked time and bytes per hour for budgets.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
 from typing import Final, Protocol
 
@@ -215,6 +215,36 @@ class AnyOf:
     def interval_s(self, state: CadenceState) -> float:
         """The shortest."""
         return min(policy.interval_s(state) for policy in self.policies)
+
+
+ACCELERATOR_FAILURE_S: Final = 8 * 86400 * 1000 / 6.5
+"""Between two interruptions of one accelerator: 6.5 per 1000 days of a node with eight of them."""
+
+
+def expected_failure_s(accelerators: int) -> float:
+    """Time between failures of a job that has told nothing of its own yet.
+
+    A small job hardly ever fails by itself; it would believe its own failures too late if its
+    expectation counted for years, hence the upper bound.
+    """
+    return min(DEFAULT_FAILURE_S, ACCELERATOR_FAILURE_S / max(1, accelerators))
+
+
+def with_expectation(policy: Policy, failure_s: float) -> Policy:
+    """`policy` with this expectation wherever it is adaptive."""
+    match policy:
+        case Adaptive():
+            return replace(policy, expected_failure_s=failure_s)
+        case Denser():
+            return replace(
+                policy,
+                dense=with_expectation(policy.dense, failure_s),
+                normal=with_expectation(policy.normal, failure_s),
+            )
+        case AnyOf():
+            return AnyOf(tuple(with_expectation(each, failure_s) for each in policy.policies))
+        case _:
+            return policy
 
 
 def young_interval_s(cost_s: float, time_between_failures_s: float) -> float:

@@ -49,7 +49,7 @@ class Asked:
     step: int | None = None
     """A checkpoint of this step and no other."""
     run_id: str = ""
-    """Of this run only; empty: the run that got furthest."""
+    """Of this run only; empty: the newest run of the job that got furthest."""
     is_required: bool = False
     """A place to restore from was given: nothing there is an error, not a fresh start."""
     allows_suspect: bool = False
@@ -164,19 +164,46 @@ def fingerprint(manifest: Manifest) -> str:
 
 
 def _ordered(groups: Sequence[list[Found]]) -> list[list[Found]]:
-    """Good before suspect; the run that got furthest first; within a run, history backwards."""
-    furthest: dict[str, int] = {}
-    for group in groups:
-        manifest = group[0].manifest
-        if not manifest.is_suspect:
-            furthest[manifest.run_id] = max(furthest.get(manifest.run_id, 0), manifest.step)
+    """Good before suspect; runs as `_runs` orders them; within a run, history backwards."""
+    order = _runs([group[0].manifest for group in groups])
 
-    def place(group: list[Found]) -> tuple[bool, int, str, tuple[int, ...]]:
+    def place(group: list[Found]) -> tuple[bool, int, tuple[int, ...]]:
         manifest = group[0].manifest
-        best = furthest.get(manifest.run_id, 0)
-        return (not manifest.is_suspect, best, manifest.run_id, order_key(manifest))
+        return (not manifest.is_suspect, -order.index(manifest.run_id), order_key(manifest))
 
     return sorted(groups, key=place, reverse=True)
+
+
+def _runs(manifests: Sequence[Manifest]) -> list[str]:
+    """The job that got furthest first, and of a job the run that was begun last.
+
+    A run that was begun from another's checkpoint stands before it even if it has not got as far:
+    somebody went back on purpose. Of two that were begun from one, the one that got further.
+    """
+    furthest: dict[str, int] = {}
+    begun_from: dict[str, str] = {}
+    for manifest in manifests:
+        run = manifest.run_id
+        step = 0 if manifest.is_suspect else manifest.step
+        furthest[run] = max(furthest.get(run, 0), step)
+        begun_from[run] = manifest.begun_from
+    later: dict[str, list[str]] = {}
+    for run in sorted(furthest):
+        known = begun_from[run] if begun_from[run] in furthest else ""
+        later.setdefault(known if known != run else "", []).append(run)
+    ordered: list[str] = []
+
+    def reach(run: str) -> int:
+        return max([furthest[run], *(reach(each) for each in later.get(run, ()))])
+
+    def visit(runs: Sequence[str]) -> None:
+        for run in sorted(runs, key=lambda run: (reach(run), run), reverse=True):
+            visit(later.get(run, ()))
+            ordered.append(run)
+
+    visit(later.get("", ()))
+    # What names each other in a circle was not made by this package: taken last.
+    return [*ordered, *(run for run in sorted(furthest) if run not in ordered)]
 
 
 def _sources(group: Sequence[Found]) -> tuple[tuple[tuple[str, str], ...], str]:

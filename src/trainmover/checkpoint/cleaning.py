@@ -7,7 +7,7 @@ that this package gives are removed, and a directory only once it is empty (CK-4
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from trainmover.checkpoint import names
@@ -49,7 +49,14 @@ def _empty(store: Store, folder: str, last: str) -> bool:
     return store.delete_folder(folder)
 
 
-def prune(store: Store, policy: Retention, *, run_id: str, active: Collection[str] = ()) -> Cleaned:
+def prune(
+    store: Store,
+    policy: Retention,
+    *,
+    run_id: str,
+    history: Sequence[str] = (),
+    active: Collection[str] = (),
+) -> Cleaned:
     """Delete what `policy` doesn't keep, finish interrupted deletions, remove leftovers.
 
     Called on: the process that commits, after a commit. Never raises for something that can't be
@@ -58,20 +65,21 @@ def prune(store: Store, policy: Retention, *, run_id: str, active: Collection[st
     Args:
         store: Of the run.
         policy: What to keep.
-        run_id: Nothing of another run is touched.
+        run_id: Nothing of another job is touched.
+        history: Runs that `run_id` continues, nearest first: counted and cleaned with it.
         active: Names of checkpoints that are being written right now.
     """
     deleted: list[str] = []
     problems: list[str] = []
     committed = survey(store).committed
-    for name in to_delete(committed, policy, run_id=run_id):
+    for name in to_delete(committed, policy, run_id=run_id, history=history):
         try:
             if not delete_checkpoint(store, name):
                 problems.append(f"{name}: files that are not ours keep the directory")
             deleted.append(name)
         except (CheckpointError, OSError) as error:
             problems.append(f"{name}: {error}")
-    rest = clean_leftovers(store, run_id=run_id, active=active)
+    rest = clean_leftovers(store, run_id=run_id, history=history, active=active)
     return Cleaned(
         deleted=tuple(deleted),
         leftovers=rest.leftovers,
@@ -79,19 +87,22 @@ def prune(store: Store, policy: Retention, *, run_id: str, active: Collection[st
     )
 
 
-def clean_leftovers(store: Store, *, run_id: str, active: Collection[str] = ()) -> Cleaned:
-    """Remove what interrupted saves and deletions of this run have left.
+def clean_leftovers(
+    store: Store, *, run_id: str, history: Sequence[str] = (), active: Collection[str] = ()
+) -> Cleaned:
+    """Remove what interrupted saves and deletions of this run and of those it continues have left.
 
     A save is taken for interrupted if something newer of its run has been committed and its name is
     not in `active`. Its writer, should it be alive after all, gets StorageVanished: it could commit
-    nothing newer any more.
+    nothing newer any more. A run that is continued has no save under way that could count.
     """
     committed = [c for c in survey(store).committed if c.manifest.run_id == run_id]
+    past = frozenset(history) if committed else frozenset()
     cleaned: list[str] = []
     problems: list[str] = []
     for folder in store.list_folders():
         try:
-            last = _leftover_of(store, folder, committed, active)
+            last = _leftover_of(store, folder, committed, active, past)
             if last is None:
                 continue
             if _empty(store, folder, last):
@@ -104,7 +115,11 @@ def clean_leftovers(store: Store, *, run_id: str, active: Collection[str] = ()) 
 
 
 def _leftover_of(
-    store: Store, folder: str, committed: list[Committed], active: Collection[str]
+    store: Store,
+    folder: str,
+    committed: list[Committed],
+    active: Collection[str],
+    past: Collection[str],
 ) -> str | None:
     """The file that is to be deleted last, if `folder` is a leftover; None if it is none."""
     name = folder.removeprefix(names.STAGING_PREFIX)
@@ -122,7 +137,8 @@ def _leftover_of(
         (marker.lineage, marker.step) <= (c.manifest.lineage, c.manifest.step) for c in committed
     )
     mine = committed and marker.run_id == committed[0].manifest.run_id
-    return names.MARKER if mine and is_older else None
+    is_left = (mine and is_older) or marker.run_id in past
+    return names.MARKER if is_left else None
 
 
 def _without_marker(folder: str, files: Collection[str], committed: list[Committed]) -> str | None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from trainmover.checkpoint import names
 from trainmover.checkpoint.bounded import Limits, Watch, bounded
-from trainmover.checkpoint.manifest import Authority, Manifest, ShardRecord, build, encode
+from trainmover.checkpoint.manifest import Authority, Manifest, Origin, ShardRecord, build, encode
 from trainmover.checkpoint.store import Store
 from trainmover.checkpoint.survey import Committed, survey
 from trainmover.errors import CheckpointFenced, ShardMissing
@@ -28,6 +28,8 @@ class CommitOptions:
     limits: Limits = field(default_factory=Limits)
     created_at: float | None = None
     """Seconds since the epoch; None: now."""
+    origin: Origin = field(default_factory=Origin)
+    """Of the run."""
 
 
 def commit(
@@ -45,14 +47,16 @@ def commit(
     Returns:
         The checkpoint with its name; the one that is there already if this very version is.
     Raises:
-        CheckpointFenced: A later term or generation of this run has committed.
+        CheckpointFenced: A later term or generation of this run has committed, or a run that
+            continues it.
         ShardMissing: A file that a record tells of is not there with its size.
         CheckpointError: The records don't fit together.
         StorageFailed: As for `write_rank`. After StorageHung the commit may still happen.
     """
     chosen = options or CommitOptions()
     created_at = time.time() if chosen.created_at is None else chosen.created_at
-    return commit_manifest(store, build(records, authority, created_at), authority, options=chosen)
+    manifest = build(records, authority, created_at, chosen.origin)
+    return commit_manifest(store, manifest, authority, options=chosen)
 
 
 def commit_manifest(
@@ -99,17 +103,23 @@ def _commit(
 def check_fence(
     found: Sequence[Committed], run_id: str, authority: Authority, location: str
 ) -> None:
-    """Raises CheckpointFenced if a later term or generation of this run has committed (CK-5)."""
+    """Raises CheckpointFenced if a later term or generation of this run has committed, or a run
+    that continues it (CK-5)."""
     for committed in found:
         other = committed.manifest
+        if run_id in other.history:
+            raise CheckpointFenced(
+                f"{location}/{committed.name} was committed by run {other.run_id}, which continues "
+                f"{run_id}: this job has been started anew elsewhere, end it; its earlier "
+                "checkpoints are untouched"
+            )
         if other.run_id != run_id:
             continue
         if other.term > authority.term or other.generation > authority.generation:
             raise CheckpointFenced(
                 f"{location}/{committed.name} was committed in term {other.term}, generation "
                 f"{other.generation}; this writer is of term {authority.term}, generation "
-                f"{authority.generation} and has been replaced. A run that was restarted without "
-                "its journal must begin above both"
+                f"{authority.generation} and has been replaced"
             )
 
 

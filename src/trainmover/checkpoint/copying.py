@@ -1,16 +1,15 @@
 """Copies a checkpoint's files from one tier to another, in the background of training.
 
 Decides that a copy is compared with the recorded checksum on its way and gets no name if it
-differs, and who copies what: each machine its own files, and so many machines at once. The commit
-on the other tier is `commit.commit_manifest`, under the same manifest.
+differs. Who copies what, and how many machines at once, is the controller's to say. The commit on
+the other tier is `commit.commit_manifest`, under the same manifest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
-from math import ceil
 
 from trainmover.checkpoint import hashing, names
 from trainmover.checkpoint.bounded import Limits, Watch, bounded
@@ -20,7 +19,7 @@ from trainmover.checkpoint.marker import mark
 from trainmover.checkpoint.shard_files import CHUNK_BYTES
 from trainmover.checkpoint.store import Store
 from trainmover.checkpoint.survey import Committed
-from trainmover.errors import ConfigError, ShardCorrupt
+from trainmover.errors import ShardCorrupt
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +41,7 @@ def copy_files(
 ) -> tuple[str, ...]:
     """Copy the files of `ranks` into the staging directory of the target.
 
-    Called on: each machine, for the ranks whose files it has; at most a few at once (`waves`).
+    Called on: each machine, for the ranks whose files it has; at most a few at once.
     Blocks: until `limits`, in a thread that can be abandoned.
 
     Args:
@@ -108,35 +107,3 @@ def _copy_file(place: Place, file: FileRecord, path: str, watch: Watch) -> None:
             raise
     finally:
         opened.close()
-
-
-def waves(machines: Sequence[str], share: float = 0.25) -> tuple[tuple[str, ...], ...]:
-    """Which machines write at once: a quarter of them by default, in a fixed order (B4)."""
-    if not 0 < share <= 1:
-        raise ConfigError(f"share of machines that write at once: expected 0 to 1, got {share}")
-    ordered = sorted(machines)
-    size = max(1, ceil(len(ordered) * share))
-    return tuple(tuple(ordered[i : i + size]) for i in range(0, len(ordered), size))
-
-
-def bulk_writers(
-    identities: Mapping[int, str], machine_of: Mapping[int, str], bytes_of: Mapping[int, int]
-) -> frozenset[int]:
-    """One rank of each identity, so that machines write about equally much.
-
-    Args:
-        identities: Of each rank; equal for replicas.
-        machine_of: Of each rank.
-        bytes_of: Bulk bytes of each rank.
-    """
-    load = dict.fromkeys(machine_of.values(), 0)
-    groups: dict[str, list[int]] = {}
-    for rank in sorted(identities):
-        groups.setdefault(identities[rank], []).append(rank)
-    chosen: list[int] = []
-    # The largest first, each to the machine that has least so far.
-    for ranks in sorted(groups.values(), key=lambda ranks: (-bytes_of[ranks[0]], ranks[0])):
-        writer = min(ranks, key=lambda rank: (load[machine_of[rank]], rank))
-        load[machine_of[writer]] += bytes_of[writer]
-        chosen.append(writer)
-    return frozenset(chosen)

@@ -97,6 +97,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ranks: tuple[RankRecord, ...]
     files: tuple[FileRecord, ...]
     layout: tuple[LayoutEntry, ...]
+    begun_from: str = ""
+    """Run whose checkpoint this run was started from; empty: it began by itself."""
+    history: tuple[str, ...] = ()
+    """Runs that this one continues, nearest first: they can commit nothing any more, and their
+    checkpoints are counted with this run's."""
 
     @property
     def size_bytes(self) -> int:
@@ -142,6 +147,14 @@ class Authority:
     """Of the controller."""
     generation: int
     """Current one; not below that of the shards."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Origin:
+    """Where a run comes from."""
+
+    begun_from: str = ""
+    history: tuple[str, ...] = ()
 
 
 class _Envelope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -209,8 +222,14 @@ def _bulk_of(record: ShardRecord) -> tuple[str, int]:
     return record.identity, record.bulk_digest
 
 
-def build(records: Sequence[ShardRecord], authority: Authority, created_at: float) -> Manifest:
+def build(
+    records: Sequence[ShardRecord],
+    authority: Authority,
+    created_at: float,
+    origin: Origin | None = None,
+) -> Manifest:
     """One manifest of all ranks' records. Raises CheckpointError where they don't fit together."""
+    origin = origin or Origin()
     ordered = sorted(records, key=lambda record: record.rank)
     if not ordered:
         raise CheckpointError("a checkpoint without shards can't be committed")
@@ -252,6 +271,8 @@ def build(records: Sequence[ShardRecord], authority: Authority, created_at: floa
         ),
         files=tuple(file for record in ordered for file in record.files),
         layout=_layout(ordered, set(writers.values())),
+        begun_from=origin.begun_from,
+        history=origin.history,
     )
 
 

@@ -17,11 +17,12 @@ from trainmover.checkpoint.bounded import LOAD_LIMITS, Limits, Watch, bounded
 from trainmover.checkpoint.manifest import FileRecord, LayoutEntry
 from trainmover.checkpoint.safetensors_format import Piece, element_bytes
 from trainmover.checkpoint.shard_files import ShardFiles
-from trainmover.checkpoint.shard_state import Entry, RankState
+from trainmover.checkpoint.shard_state import RankState
 from trainmover.checkpoint.slices import Box, check_inside, copy_shared
 from trainmover.checkpoint.store import Store
 from trainmover.checkpoint.survey import Committed, read_manifest
 from trainmover.errors import CheckpointError, LayoutMismatch, ShardCorrupt
+from trainmover.protocol.snapshot_image import ImageEntry
 
 T = TypeVar("T")
 
@@ -75,7 +76,7 @@ class Checkpoint:
         """Shared small state; equal on all ranks. Raises CheckpointError."""
         return self.rank_state(rank).shared
 
-    def entry(self, rank: int, name: str) -> Entry:
+    def entry(self, rank: int, name: str) -> ImageEntry:
         """Description of one entry of a rank. Raises LayoutMismatch."""
         found = next((e for e in self.rank_state(rank).entries if e.name == name), None)
         if found is None:

@@ -24,7 +24,7 @@ class RankPlan:
 
     rank: int
     personal_of: int | None
-    """Rank whose personal state it takes; None: a fresh random stream and loader position (C78)."""
+    """Rank whose place it takes; None: it has had none (C78)."""
     files: tuple[str, ...]
     read_bytes: int
     """Bytes of tensors read from these files."""
@@ -56,9 +56,11 @@ def plan_restore(checkpoint: Checkpoint, world_size: int | None = None) -> Resto
     if wanted == saved:
         ranks = tuple(_as_saved(checkpoint, rank, rank) for rank in range(saved))
         return RestorePlan(world_size=wanted, how="same", is_exact=True, ranks=ranks, notes=())
-    notes = [f"saved with {saved} ranks: the state is equal, the numbers after it need not be"]
-    if wanted > saved:
-        notes.append(f"ranks {saved} to {wanted - 1} get fresh random streams")
+    notes = [
+        f"saved with {saved} ranks: the state is equal, the numbers after it need not be",
+        "random generators that differ by rank are seeded anew from the saved ones; what is left "
+        "of an epoch is dealt out anew",
+    ]
     if _can_be_cut(checkpoint):
         ranks = tuple(_cut_anew(checkpoint, rank, wanted) for rank in range(wanted))
         how = "cut"

@@ -80,38 +80,70 @@ class KeepAll:
 
 
 def to_delete(
-    committed: Sequence[Committed], policy: Retention, *, run_id: str = ""
+    committed: Sequence[Committed],
+    policy: Retention,
+    *,
+    run_id: str = "",
+    history: Sequence[str] = (),
 ) -> tuple[str, ...]:
     """Names that may go, oldest first.
 
     Args:
         committed: Everything committed on one store.
         policy: What to keep.
-        run_id: Look at this run only; empty: each run by itself.
+        run_id: Look at this run only; empty: each job by itself, a run together with those that
+            it continues.
+        history: Runs that `run_id` continues, nearest first: all are counted as one.
     """
-    runs = sorted({c.manifest.run_id for c in committed})
+    jobs = [(run_id, *history)] if run_id else histories(committed)
     gone: list[str] = []
-    for run in runs:
-        if not run_id or run == run_id:
-            gone += _of_one_run([c for c in committed if c.manifest.run_id == run], policy)
+    for job in jobs:
+        gone += _of_one_job(committed, job, policy)
     return tuple(gone)
 
 
-def _of_one_run(committed: Sequence[Committed], policy: Retention) -> list[str]:
-    ordered = sorted(committed, key=lambda c: order_key(c.manifest), reverse=True)
+def histories(committed: Sequence[Committed]) -> list[tuple[str, ...]]:
+    """Jobs on a store, each as its runs, newest first; no run is in two of them."""
+    known: dict[str, tuple[str, ...]] = {}
+    for item in committed:
+        known[item.manifest.run_id] = item.manifest.history
+    jobs: list[tuple[str, ...]] = []
+    taken: set[str] = set()
+    # The longest histories first: they hold the others.
+    for run in sorted(known, key=lambda run: (-len(known[run]), run)):
+        if run not in taken:
+            job = (run, *(each for each in known[run] if each not in taken))
+            taken.update(job)
+            jobs.append(job)
+    return jobs
+
+
+def _of_one_job(
+    committed: Sequence[Committed], runs: Sequence[str], policy: Retention
+) -> list[str]:
+    """`runs`, newest first: what a later run has saved is newer, whatever its number is."""
+    mine = [c for c in committed if c.manifest.run_id in runs]
+    place = {run: -index for index, run in enumerate(runs)}
+
+    def age(item: Committed) -> tuple[int, ...]:
+        return (place[item.manifest.run_id], *order_key(item.manifest))
+
+    ordered = sorted(mine, key=age, reverse=True)
     good = _versions(c for c in ordered if not c.manifest.is_suspect)
     suspects = _versions(c for c in ordered if c.manifest.is_suspect)
     kept = policy.keeps([version[0].manifest.step for version in good]) | {0}
     doomed = [version for place, version in enumerate(good) if place not in kept]
     doomed += suspects[KEPT_SUSPECTS:]
-    doomed.sort(key=lambda version: order_key(version[0].manifest))
+    doomed.sort(key=lambda version: age(version[0]))
     return [c.name for version in doomed for c in version if _is_ours(c)]
 
 
 def _versions(committed: Iterable[Committed]) -> list[list[Committed]]:
-    versions: dict[tuple[int, int], list[Committed]] = {}
+    versions: dict[tuple[str, int, int], list[Committed]] = {}
     for item in committed:
-        versions.setdefault((item.manifest.lineage, item.manifest.step), []).append(item)
+        manifest = item.manifest
+        key = (manifest.run_id, manifest.lineage, manifest.step)
+        versions.setdefault(key, []).append(item)
     return list(versions.values())
 
 

@@ -7,26 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """One local tensor of a rank's bulk state."""
-
-    name: str
-    """Unique on its rank: `model.layers.0.weight`, `optimizer.state[model.weight].exp_avg`."""
-    kind: str
-    """`parameter`, `buffer`, `optimizer` or `object`."""
-    dtype: str
-    """torch's name without the prefix: `bfloat16`."""
-    shape: tuple[int, ...]
-    """Local shape."""
-    offset: int
-    """First byte in the image."""
-    size_bytes: int
-    global_shape: tuple[int, ...]
-    """Shape of the whole tensor; equal to `shape` where it is not sharded."""
-    global_offset: tuple[int, ...]
-    """Where the local part begins in the whole tensor; zeros where it is not sharded."""
-    is_sharded: bool = False
+from trainmover.protocol.snapshot_image import ImageEntry
 
 
 class RankState(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,7 +21,7 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True):
     generation: int
     identity: str
     """Equal on two ranks if and only if their bulk states are replicas of each other."""
-    entries: tuple[Entry, ...]
+    entries: tuple[ImageEntry, ...]
     personal: bytes
     """Opaque here: RNG, loader positions, own leaves."""
     shared: bytes

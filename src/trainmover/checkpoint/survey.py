@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trainmover.checkpoint import names
+from trainmover.checkpoint.bounded import Watch
 from trainmover.checkpoint.failures import named
 from trainmover.checkpoint.manifest import Manifest, decode
 from trainmover.checkpoint.order import order_key
@@ -41,22 +42,14 @@ class Survey:
     """Oldest first, by run, lineage and step; never by name."""
     rejected: tuple[Rejected, ...]
 
-    def highest_generation(self, run_id: str) -> int:
-        """A run that is restarted without its journal begins above this generation; 0 for none."""
-        found = [c.manifest.generation for c in self.committed if c.manifest.run_id == run_id]
-        return max(found, default=0)
 
-    def highest_term(self, run_id: str) -> int:
-        """As `highest_generation`, of the controllers' terms."""
-        found = [c.manifest.term for c in self.committed if c.manifest.run_id == run_id]
-        return max(found, default=0)
-
-
-def survey(store: Store) -> Survey:
+def survey(store: Store, watch: Watch | None = None) -> Survey:
     """Read every manifest of a store; shards are not opened. Raises StorageFailed."""
     committed: list[Committed] = []
     rejected: list[Rejected] = []
     for name in store.list_folders():
+        if watch is not None:
+            watch.moved()
         found = _look(store, name)
         if isinstance(found, Committed):
             committed.append(found)

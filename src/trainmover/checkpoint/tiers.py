@@ -1,41 +1,99 @@
-"""Looks through tiers for what can be restored, and opens what was chosen.
+"""The tiers of a job, what can be restored from them, and how a checkpoint on several is opened.
 
-Decides how deep a look goes. `choice` decides what is taken; where checksums find something broken
-that sizes did not show, it is asked again.
+Decides which directories are tiers and how deep a look goes. `choice` decides what is taken; where
+checksums find something broken that sizes did not show, it is asked again. A tier that gives no
+answer is left out as long as another one has what is needed.
+
+Machines' disks are looked at as far as they can be seen from here: all of them where one host plays
+all machines, else this host's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from functools import partial
+from pathlib import Path
+from typing import Final, TypeVar
 
-from trainmover.checkpoint.bounded import Watch
-from trainmover.checkpoint.choice import Asked, Choice, Found, Passed, choose
+from trainmover.checkpoint import names
+from trainmover.checkpoint.bounded import LOAD_LIMITS, Limits, Relay, Watch, bounded
+from trainmover.checkpoint.choice import Asked, Choice, Found, Passed, choose, fingerprint
 from trainmover.checkpoint.failures import named
-from trainmover.checkpoint.reader import Checkpoint
-from trainmover.checkpoint.store import Store
-from trainmover.checkpoint.survey import Committed, survey
-from trainmover.errors import CheckpointError, NothingToRestore
+from trainmover.checkpoint.reader import Checkpoint, Damage
+from trainmover.checkpoint.store import Store, open_store
+from trainmover.checkpoint.survey import Committed, read_manifest, survey
+from trainmover.errors import (
+    CheckpointError,
+    ConfigError,
+    ManifestMissing,
+    NothingToRestore,
+    StorageHung,
+)
+from trainmover.topology.keeping import CheckpointConfig
+
+T = TypeVar("T")
 
 LOOKS: Final = 5
 """How often a choice is begun anew because a running job has pruned what was being read."""
+DURABLE: Final = "durable"
+"""Tier that every machine reaches."""
 _Seen = tuple[list[Found], list[Passed]]
 
 
-def look(tier: str, store: Store) -> tuple[list[Found], list[Passed]]:
+def disk_name(machine: str) -> str:
+    """Name of a machine's disk among the tiers."""
+    return f"disk of {machine}"
+
+
+def open_disk(config: CheckpointConfig, machine: str) -> Store:
+    """The tier on the disk of `machine`. Raises ConfigError."""
+    folder = names.check_relative(machine)
+    if "/" in folder:
+        raise ConfigError(f"machine '{machine}' can't name a directory of its own disk's tier")
+    return open_store(Path(config.local_directory) / folder)
+
+
+def open_tiers(config: CheckpointConfig, machine: str = "") -> dict[str, Store]:
+    """All tiers that can be seen from here, those to be read first in front.
+
+    Args:
+        config: Of the job.
+        machine: Whose process asks; its own disk comes first.
+    Raises: ConfigError.
+    """
+    seen = _machines_seen(config)
+    own = [machine] if machine in seen else []
+    disks = {disk_name(name): open_disk(config, name) for name in (*own, *seen)}
+    return {**disks, DURABLE: open_store(config.directory)}
+
+
+def _machines_seen(config: CheckpointConfig) -> list[str]:
+    """Machines whose disks are here; a disk that can't be listed is none."""
+    if not config.local_directory:
+        return []
+    try:
+        with os.scandir(config.local_directory) as found:
+            return sorted(e.name for e in found if e.is_dir(follow_symlinks=False))
+    except OSError:
+        return []
+
+
+def look(tier: str, store: Store, watch: Watch | None = None) -> tuple[list[Found], list[Passed]]:
     """Everything committed on one tier, with files that are missing or have another size.
 
     Args:
         tier: Name for reports.
         store: What to look through; no shard is opened.
+        watch: Told of progress.
     Returns:
         What may be restored, and directories that are no valid checkpoint.
     Raises:
         StorageFailed: The tier can't be listed.
     """
     try:
-        seen = survey(store)
+        seen = survey(store, watch)
         found = [
             Found(tier=tier, name=c.name, manifest=c.manifest, broken=missing_files(store, c))
             for c in seen.committed
@@ -63,6 +121,7 @@ def pick(
     *,
     checks_bytes: bool = True,
     watch: Watch | None = None,
+    limits: Limits | None = None,
 ) -> Choice | None:
     """The checkpoint to restore from these tiers; None for a fresh start.
 
@@ -75,29 +134,49 @@ def pick(
         checks_bytes: Compare every chosen file with its checksum before it is decided; otherwise
             the reading ranks find out, and the group has to choose again.
         watch: Told of progress.
+        limits: Of the call around this one: of several tiers each may keep it waiting half as long.
     Raises:
         NothingToRestore: As `choose`.
         StorageFailed: No tier can be listed.
     """
-    seen = _look_through(stores)
+    patience = _Patience(limits or LOAD_LIMITS, watch, is_last_hope=len(stores) == 1)
+    seen = _look_through(stores, patience)
     for _ in range(LOOKS - 1):
         try:
-            return _pick(stores, asked, seen, checks_bytes, watch)
+            return _pick(stores, asked, seen, patience if checks_bytes else None)
         except NothingToRestore:
-            again = _look_through(stores)
+            again = _look_through(stores, patience)
             if _names(again) == _names(seen):
                 raise
             seen = again  # a running job has saved and pruned while we read
-    return _pick(stores, asked, seen, checks_bytes, watch)
+    return _pick(stores, asked, seen, patience if checks_bytes else None)
 
 
-def _look_through(stores: Mapping[str, Store]) -> _Seen:
+class _Patience:
+    """How long one of several tiers may keep everybody waiting: half of what all may."""
+
+    def __init__(self, limits: Limits, watch: Watch | None, *, is_last_hope: bool) -> None:
+        self._limits = replace(limits, stall_s=limits.stall_s / 2)
+        self._watch = watch
+        self._is_last_hope = is_last_hope
+
+    def spend(self, work: Callable[[Watch], T], doing: str) -> T:
+        """The result of `work`. Raises StorageHung, and what `work` raises."""
+        relay = Relay(self._watch)
+        if self._is_last_hope:
+            return work(relay)
+        return bounded(work, self._limits, doing=doing, watch=relay)
+
+
+def _look_through(stores: Mapping[str, Store], patience: _Patience) -> _Seen:
     found: list[Found] = []
     rejected: list[Passed] = []
     failures: list[CheckpointError] = []
     for tier, store in stores.items():
         try:
-            here, bad = look(tier, store)
+            here, bad = patience.spend(
+                partial(look, tier, store), f"looking through {store.location}"
+            )
         except CheckpointError as error:
             failures.append(error)
             rejected.append(Passed(name="everything", tier=tier, reason=str(error)))
@@ -117,33 +196,39 @@ def _pick(
     stores: Mapping[str, Store],
     asked: Asked | None,
     seen: _Seen,
-    checks_bytes: bool,
-    watch: Watch | None,
+    patience: _Patience | None,
 ) -> Choice | None:
     found, rejected = seen
     while True:
         chosen = choose(found, asked, rejected)
-        if chosen is None or not checks_bytes:
+        if chosen is None or patience is None:
             return chosen
-        broken = _broken(stores, chosen, watch)
+        broken = _broken(stores, chosen, patience)
         if not broken:
             return chosen
         found = [_with_broken(item, chosen.name, broken) for item in found]
 
 
 def _broken(
-    stores: Mapping[str, Store], chosen: Choice, watch: Watch | None
+    stores: Mapping[str, Store], chosen: Choice, patience: _Patience
 ) -> dict[tuple[str, str], str]:
-    """Tier and file of each chosen file that differs from its checksum."""
+    """Tier and file of each chosen file that differs from its checksum, or can't be read."""
     broken: dict[tuple[str, str], str] = {}
     for tier in chosen.tiers():
-        checkpoint = Checkpoint(
-            (stores[tier],), Committed(name=chosen.name, manifest=chosen.manifest), watch
-        )
         mine = {path for path, source in chosen.sources if source == tier}
-        for damage in checkpoint.verify(only=mine):
-            broken[tier, damage.path] = damage.reason
+        work = partial(_verify, stores[tier], chosen, mine)
+        try:
+            damages = patience.spend(work, f"reading {chosen.name} on {stores[tier].location}")
+        except StorageHung as error:
+            broken.update({(tier, path): str(error) for path in mine})
+            continue
+        broken.update({(tier, damage.path): damage.reason for damage in damages})
     return broken
+
+
+def _verify(store: Store, chosen: Choice, paths: set[str], watch: Watch) -> Sequence[Damage]:
+    committed = Committed(name=chosen.name, manifest=chosen.manifest)
+    return Checkpoint((store,), committed, watch).verify(only=paths)
 
 
 def _with_broken(item: Found, name: str, broken: Mapping[tuple[str, str], str]) -> Found:
@@ -151,14 +236,28 @@ def _with_broken(item: Found, name: str, broken: Mapping[tuple[str, str], str]) 
     return replace(item, broken={**item.broken, **more}) if item.name == name else item
 
 
-def open_choice(
-    stores: Mapping[str, Store], chosen: Choice, *, watch: Watch | None = None
-) -> Checkpoint:
-    """The chosen checkpoint; each file is tried first on the tier that was chosen for it.
+def open_named(
+    stores: Mapping[str, Store], name: str, *, watch: Watch | None = None
+) -> Iterator[Checkpoint]:
+    """Checkpoint `name` for one rank of many, which knows no more of the choice than its name.
 
-    The manifest is the chosen one: whoever is told of a choice needs no manifest on its own disk.
+    Tiers are asked in their order. A version that was written to two of them by two tries has two
+    manifests of the same state: what one of them lacks, the next one to come out may have.
+
+    Raises:
+        ManifestMissing: No tier has it; at the first step of the iteration.
     """
-    first = chosen.tiers()
-    rest = [tier for tier in stores if tier not in first]
-    ordered = [stores[tier] for tier in (*first, *rest) if tier in stores]
-    return Checkpoint(ordered, Committed(name=chosen.name, manifest=chosen.manifest), watch)
+    seen: set[str] = set()
+    problems: list[str] = []
+    for store in stores.values():
+        try:
+            manifest = read_manifest(store, name)
+        except CheckpointError as error:
+            problems.append(str(error))
+            continue
+        if fingerprint(manifest) not in seen:
+            seen.add(fingerprint(manifest))
+            committed = Committed(name=name, manifest=manifest)
+            yield Checkpoint(tuple(stores.values()), committed, watch)
+    if not seen:
+        raise ManifestMissing("; ".join(problems))

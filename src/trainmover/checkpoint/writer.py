@@ -25,7 +25,7 @@ from trainmover.checkpoint.safetensors_format import (
     in_file_order,
     make_header,
 )
-from trainmover.checkpoint.shard_state import Entry, RankState
+from trainmover.checkpoint.shard_state import RankState
 from trainmover.checkpoint.store import Store
 from trainmover.checkpoint.survey import read_manifest
 from trainmover.errors import (
@@ -35,6 +35,7 @@ from trainmover.errors import (
     ManifestCorrupt,
     StorageFull,
 )
+from trainmover.protocol.snapshot_image import ImageEntry
 from trainmover.units import MIB
 
 DEFAULT_SPLIT_BYTES: Final = 5_000_000_000
@@ -67,7 +68,7 @@ class WriteOptions:
 class _Cut:
     """Rows of one entry that go into one file; begin and size count the entry's bytes."""
 
-    entry: Entry
+    entry: ImageEntry
     first_row: int
     row_count: int
     begin: int
@@ -302,12 +303,12 @@ def _record(
     )
 
 
-def _is_first_part(entry: Entry) -> bool:
+def _is_first_part(entry: ImageEntry) -> bool:
     """True for the part at the origin; an empty part of a tensor that isn't empty is none."""
     return not any(entry.global_offset) and (0 not in entry.shape or 0 in entry.global_shape)
 
 
-def _layout_entry(entry: Entry) -> LayoutEntry:
+def _layout_entry(entry: ImageEntry) -> LayoutEntry:
     return LayoutEntry(
         name=entry.name,
         kind=entry.kind,
@@ -322,7 +323,7 @@ def _chunks(data: memoryview, size: int) -> Iterator[memoryview]:
         yield data[begin : begin + size]
 
 
-def _cut_into_files(entries: Sequence[Entry], split_bytes: int) -> list[list[_Cut]]:
+def _cut_into_files(entries: Sequence[ImageEntry], split_bytes: int) -> list[list[_Cut]]:
     """Cuts per file, filled in order; an entry larger than a file is cut between its rows."""
     files: list[list[_Cut]] = [[]]
     room = split_bytes
@@ -337,7 +338,7 @@ def _cut_into_files(entries: Sequence[Entry], split_bytes: int) -> list[list[_Cu
     return files
 
 
-def _cuts(entry: Entry, split_bytes: int) -> Iterator[_Cut]:
+def _cuts(entry: ImageEntry, split_bytes: int) -> Iterator[_Cut]:
     rows = entry.shape[0] if entry.shape else 1
     row_bytes = entry.size_bytes // rows if rows else 0
     per_file = max(1, split_bytes // row_bytes) if row_bytes else max(1, rows)

@@ -17,10 +17,11 @@ from trainmover.checkpoint.failures import Retries
 from trainmover.checkpoint.local_store import LocalStore
 from trainmover.checkpoint.manifest import Authority
 from trainmover.checkpoint.safetensors_format import element_bytes
-from trainmover.checkpoint.shard_state import Entry, RankState
+from trainmover.checkpoint.shard_state import RankState
 from trainmover.checkpoint.store import Store
 from trainmover.checkpoint.survey import Committed
 from trainmover.checkpoint.writer import WriteOptions, write_rank
+from trainmover.protocol.snapshot_image import ImageEntry
 
 QUICK = Retries(attempts=3, first_wait_s=0.0)
 RUN = "run-a"
@@ -84,7 +85,7 @@ def make(
         data = whole_bytes(tensor, step)[first * row : (first + count) * row]
         shape = (count, *tensor.shape[1:]) if tensor.shape else ()
         entries.append(
-            Entry(
+            ImageEntry(
                 name=tensor.name,
                 kind=tensor.kind,
                 dtype=tensor.dtype,

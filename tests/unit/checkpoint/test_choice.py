@@ -13,7 +13,7 @@ from trainmover.checkpoint.choice import Asked, Found, Passed, choose
 from trainmover.checkpoint.manifest import Manifest
 from trainmover.checkpoint.names import name_of
 from trainmover.checkpoint.reader import open_checkpoint
-from trainmover.checkpoint.tiers import open_choice, pick
+from trainmover.checkpoint.tiers import open_named, pick
 from trainmover.errors import NothingToRestore, ShardCorrupt
 
 
@@ -159,7 +159,7 @@ def test_pick_reads_before_it_decides(tmp_path: Path) -> None:
     chosen = pick(stores)
     assert chosen is not None and chosen.manifest.step == 20
     assert dict(chosen.sources)[SHARD] == "durable"
-    checkpoint = open_choice(stores, chosen)
+    checkpoint = next(open_named(stores, chosen.name))
     _, image = make(1, 2, 20)
     buffer = bytearray(b"\xee" * len(image))
     checkpoint.read_image(1, memoryview(buffer))

@@ -19,7 +19,7 @@ from trainmover.checkpoint.reader import open_checkpoint
 from trainmover.checkpoint.retention import KeepLast
 from trainmover.checkpoint.store import open_store
 from trainmover.checkpoint.survey import survey
-from trainmover.checkpoint.tiers import open_choice, pick
+from trainmover.checkpoint.tiers import open_named, pick
 from trainmover.checkpoint.writer import write_rank
 from trainmover.errors import ConfigError, ManifestMissing, StorageFailed
 
@@ -99,7 +99,9 @@ def test_a_corrupt_object_is_served_by_the_disk(store: FsspecStore, tmp_path: Pa
     assert dict(chosen.sources)["rank-00000.safetensors"] == "disk"
     _, image = make(0, 2, 10)
     buffer = bytearray(b"\xee" * len(image))
-    open_choice({"durable": store, "disk": disk}, chosen).read_image(0, memoryview(buffer))
+    next(open_named({"durable": store, "disk": disk}, chosen.name)).read_image(
+        0, memoryview(buffer)
+    )
     assert buffer == image
 
 

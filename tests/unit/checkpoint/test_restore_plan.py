@@ -10,8 +10,9 @@ from trainmover.checkpoint.commit import commit
 from trainmover.checkpoint.manifest import Authority
 from trainmover.checkpoint.reader import Checkpoint, open_checkpoint
 from trainmover.checkpoint.restore_plan import plan_restore
-from trainmover.checkpoint.shard_state import Entry, RankState
+from trainmover.checkpoint.shard_state import RankState
 from trainmover.checkpoint.writer import WriteOptions, write_rank
+from trainmover.protocol.snapshot_image import ImageEntry
 
 
 def columns(path: Path, replicas: int) -> Checkpoint:
@@ -19,7 +20,7 @@ def columns(path: Path, replicas: int) -> Checkpoint:
     records = []
     world = 2 * replicas
     for rank in range(world):
-        entry = Entry(
+        entry = ImageEntry(
             name="t",
             kind="parameter",
             dtype="uint8",

@@ -113,7 +113,8 @@ def test_two_dimensional_cuts(tmp_path: Path) -> None:
     """A tensor cut 2 x 2 (FSDP2 over TP) is read as rows, as columns, and as a window."""
     from tests.unit.checkpoint.sample import RUN
 
-    from trainmover.checkpoint.shard_state import Entry, RankState
+    from trainmover.checkpoint.shard_state import RankState
+    from trainmover.protocol.snapshot_image import ImageEntry
 
     rows, columns = 5, 6
     whole = bytes(range(rows * columns))
@@ -125,7 +126,7 @@ def test_two_dimensional_cuts(tmp_path: Path) -> None:
             whole[(top + r) * columns + left : (top + r) * columns + left + width]
             for r in range(height)
         )
-        entry = Entry(
+        entry = ImageEntry(
             name="t",
             kind="parameter",
             dtype="uint8",

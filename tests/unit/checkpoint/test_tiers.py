@@ -9,14 +9,14 @@ import pytest
 from tests.unit.checkpoint.sample import QUICK, local, make, save
 
 from trainmover.checkpoint.commit import CommitOptions, commit, commit_manifest
-from trainmover.checkpoint.copying import Place, bulk_writers, copy_files, waves
+from trainmover.checkpoint.copying import Place, copy_files
 from trainmover.checkpoint.manifest import Authority
 from trainmover.checkpoint.object_store import FsspecStore
 from trainmover.checkpoint.store import Store
 from trainmover.checkpoint.survey import survey
-from trainmover.checkpoint.tiers import open_choice, pick
+from trainmover.checkpoint.tiers import open_named, pick
 from trainmover.checkpoint.writer import write_rank
-from trainmover.errors import ConfigError, NothingToRestore, ShardCorrupt, ShardMissing
+from trainmover.errors import NothingToRestore, ShardCorrupt, ShardMissing
 
 NOW = Authority(term=1, generation=1)
 
@@ -75,7 +75,7 @@ def test_a_lost_machine(tmp_path: Path) -> None:
     chosen = pick(both)
     assert chosen is not None and chosen.manifest.step == 20
     assert chosen.tiers() == ("disk of m0", "disk of m1")
-    checkpoint = open_choice(both, chosen)
+    checkpoint = next(open_named(both, chosen.name))
     for rank in range(2):
         assert checkpoint.read_personal(rank) == make(rank, 2, 20)[0].personal
     left = {"disk of m0": disks[0], "durable": durable}
@@ -83,25 +83,3 @@ def test_a_lost_machine(tmp_path: Path) -> None:
     assert chosen is not None and chosen.manifest.step == 10
     with pytest.raises(NothingToRestore):
         pick({"disk of m0": disks[0]})
-
-
-def test_a_quarter_of_the_machines_at_once() -> None:
-    assert waves([f"m{i}" for i in range(8)]) == (
-        ("m0", "m1"),
-        ("m2", "m3"),
-        ("m4", "m5"),
-        ("m6", "m7"),
-    )
-    assert waves(["b", "a"]) == (("a",), ("b",))
-    assert waves([]) == ()
-    with pytest.raises(ConfigError):
-        waves(["a"], 0)
-
-
-def test_bulk_is_shared_out() -> None:
-    """Two replicas of two halves on two machines: each machine writes one half."""
-    identities = {0: "a", 1: "b", 2: "a", 3: "b"}
-    machine_of = {0: "m0", 1: "m0", 2: "m1", 3: "m1"}
-    writers = bulk_writers(identities, machine_of, dict.fromkeys(range(4), 100))
-    assert {identities[rank] for rank in writers} == {"a", "b"}
-    assert {machine_of[rank] for rank in writers} == {"m0", "m1"}
