@@ -165,7 +165,7 @@ def on_written(move: Move, event: ShardsDone | ManifestDone | CheckpointWriteFai
             move.tell(shards)
         case ManifestDone(number=number, version=version, name=name):
             manifest = CheckpointCommitted(
-                machine=machine, number=number, version=version, name=name
+                machine=machine, number=number, version=version, name=name, tier=event.tier
             )
             _keep(move, replace(shelf, writing="", manifest=manifest))
             move.tell(manifest)

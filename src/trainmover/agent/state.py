@@ -30,6 +30,7 @@ from trainmover.protocol.messages import (
     SnapshotTaken,
     StandbyFailed,
     StandbyReady,
+    Tier,
     ToAgentMessage,
     ToWorkerBody,
     Version,
@@ -135,11 +136,12 @@ class ShardsDone(AgentEvent, frozen=True, kw_only=True):
 
 
 class ManifestDone(AgentEvent, frozen=True, kw_only=True):
-    """`WriteManifest` has been carried out: the checkpoint counts."""
+    """`WriteManifest` has been carried out: the checkpoint counts on that tier."""
 
     number: int
     version: Version
     name: str
+    tier: Tier = "durable"
 
 
 class CheckpointWriteFailed(AgentEvent, frozen=True, kw_only=True):
@@ -154,6 +156,10 @@ class StopAsked(AgentEvent, frozen=True, kw_only=True):
     """Somebody asks this machine to leave the job (SIGTERM, preemption notice)."""
 
     reason: str
+    grace_s: float = 0.0
+    """Seconds until the machine is taken away; 0: nobody has said."""
+    is_notice: bool = False
+    """Said by a scheduler, which repeats itself: the second time changes nothing."""
 
 
 class Tick(AgentEvent, frozen=True, kw_only=True):
@@ -317,6 +323,8 @@ class Leaving:
     spec: JobSpec
     reason: str
     deadline: Instant
+    is_hurried: bool = False
+    """The deadline is that of a machine that is taken away."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

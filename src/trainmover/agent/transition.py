@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import assert_never
 
-from trainmover.agent import shelf, workers
+from trainmover.agent import leaving, shelf, workers
 from trainmover.agent.config import Config
 from trainmover.agent.move import Move
 from trainmover.agent.state import (
@@ -37,7 +37,6 @@ from trainmover.agent.state import (
     StopAsked,
     Tick,
     ToController,
-    ToWorkerLink,
     Transition,
     Worker,
     WorkerLinked,
@@ -46,7 +45,6 @@ from trainmover.agent.state import (
 from trainmover.protocol import exits
 from trainmover.protocol.messages import (
     AgentHello,
-    AgentLeaving,
     CommitCheckpoint,
     Facts,
     Heartbeat,
@@ -56,7 +54,6 @@ from trainmover.protocol.messages import (
     PlaceBackups,
     Refused,
     StopAgent,
-    StopNow,
     ToAgentMessage,
     ToWorker,
     Welcome,
@@ -166,8 +163,8 @@ def _on_event(move: Move, event: Event) -> None:
             shelf.on_changed(move, event)
         case ShardsDone() | ManifestDone() | CheckpointWriteFailed():
             shelf.on_written(move, event)
-        case StopAsked(reason=reason):
-            _on_stop_asked(move, reason)
+        case StopAsked():
+            leaving.on_stop_asked(move, event)
         case Tick():
             pass
         case _ as never:
@@ -204,9 +201,9 @@ def _on_controller(move: Move, body: ToAgentMessage) -> None:
         case Welcome():
             _on_welcome(move, body)
         case Refused(code=code, reason=reason):
-            _end(move, code, f"refused by the controller: {reason}", grace_s=0.0)
+            leaving.end(move, code, f"refused by the controller: {reason}", grace_s=0.0)
         case StopAgent(code=code, reason=reason, grace_s=grace_s):
-            _end(move, code, reason, grace_s=grace_s)
+            leaving.end(move, code, reason, grace_s=grace_s)
         case LaunchWorkers():
             if isinstance(move.state.phase, Serving | Leaving):
                 workers.on_launch(move, body, move.state.phase.spec)
@@ -235,42 +232,7 @@ def _on_welcome(move: Move, welcome: Welcome) -> None:
     move.because(f"welcomed in term {welcome.term}")
 
 
-def _on_stop_asked(move: Move, reason: str) -> None:
-    match move.state.phase:
-        case Serving(spec=spec):
-            deadline = move.in_(move.state.config.leave_timeout_s)
-            move.enter(Leaving(spec=spec, reason=reason, deadline=deadline))
-            move.tell(AgentLeaving(machine=move.state.machine, reason=reason))
-            move.because(f"asked to leave: {reason}")
-        case Registering() | Leaving():
-            _end(move, exits.INTERRUPTED, reason, grace_s=move.state.config.kill_grace_s)
-        case Ending():
-            _kill_and_end(move)
-        case Ended():
-            pass
-        case _ as never:
-            assert_never(never)
-
-
 # --------------------------------------------------------------------------- the end
-
-
-def _end(move: Move, code: int, reason: str, *, grace_s: float) -> None:
-    if isinstance(move.state.phase, Ending):
-        return  # told already; the first reason counts
-    move.enter(Ending(code=code, reason=reason, deadline=move.in_(grace_s)))
-    for name in sorted(move.state.workers):
-        stop = StopNow(term=move.state.term, code=code, reason=reason)
-        move.do(ToWorkerLink(incarnation=name, body=stop))
-    move.because(f"end with {code}: {reason}")
-
-
-def _kill_and_end(move: Move) -> None:
-    phase = move.state.phase
-    if isinstance(phase, Ending) and not phase.is_killing:
-        deadline = move.in_(2 * move.state.config.kill_grace_s)
-        move.enter(replace(phase, is_killing=True, deadline=deadline))
-        workers.kill_all(move)
 
 
 def _exit(move: Move, phase: Ending) -> None:
@@ -284,7 +246,7 @@ def _on_due(move: Move) -> None:
     is_ending = isinstance(state.phase, Ending)
     if not state.is_welcomed and now >= lost_at and not is_ending:
         text = f"no controller for {state.config.controller_timeout_s:g} s"
-        _end(move, exits.CONTROLLER_LOST, text, grace_s=0.0)
+        leaving.end(move, exits.CONTROLLER_LOST, text, grace_s=0.0)
     _on_phase_due(move)
     if isinstance(move.state.phase, Ended):
         return
@@ -297,7 +259,7 @@ def _on_phase_due(move: Move) -> None:
     phase = move.state.phase
     if isinstance(phase, Leaving) and move.now >= phase.deadline:
         text = f"asked to leave ({phase.reason}); nobody took over in time"
-        _end(move, exits.INTERRUPTED, text, grace_s=move.state.config.kill_grace_s)
+        leaving.end(move, exits.INTERRUPTED, text, grace_s=move.state.config.kill_grace_s)
         phase = move.state.phase
     if not isinstance(phase, Ending):
         return
@@ -307,7 +269,7 @@ def _on_phase_due(move: Move) -> None:
         move.because("some workers' ends were not seen")
         _exit(move, phase)
     elif move.now >= phase.deadline:
-        _kill_and_end(move)
+        leaving.kill_and_end(move)
 
 
 def _beat(move: Move) -> None:
@@ -321,6 +283,6 @@ def _beat(move: Move) -> None:
     )
     shelf.repeat(move)
     if isinstance(state.phase, Leaving):
-        move.tell(AgentLeaving(machine=state.machine, reason=state.phase.reason))
+        move.tell(leaving.news(move, state.phase))
     at = move.in_(state.config.heartbeat_interval_s)
     move.state = replace(move.state, heartbeat_at=at)

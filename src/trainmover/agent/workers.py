@@ -30,7 +30,9 @@ from trainmover.protocol.messages import (
     KillWorker,
     LaunchWorkers,
     LinkLost,
+    LossAlarm,
     RecordingStored,
+    RestoreChecked,
     RoleClass,
     ScriptFailed,
     SnapshotFailed,
@@ -56,7 +58,9 @@ SAID_ONCE = (
     RoleClass,
     RecordingStored,
     Coverage,
+    RestoreChecked,
     SnapshotFailed,
+    LossAlarm,
 )
 """Messages of workers that nobody repeats."""
 

@@ -16,6 +16,7 @@ from trainmover.controller.events import (
     ToOperator,
 )
 from trainmover.controller.invariants import violations
+from trainmover.controller.placing import placement_text
 from trainmover.controller.restart import Restored, initial_state
 from trainmover.controller.state import State, Transition
 from trainmover.controller.status import StatusView, status
@@ -44,6 +45,7 @@ __all__ = [
     "check_relations",
     "initial_state",
     "next_deadline",
+    "placement_text",
     "status",
     "transition",
     "violations",

@@ -6,10 +6,11 @@ Decides nothing about waiting: asked again whenever a report comes or a worker g
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from trainmover.controller import lookup, shelf, sources
 from trainmover.controller.move import Move
-from trainmover.protocol.messages import Report
+from trainmover.protocol.messages import Report, Source, Version
 
 
 def is_prepared_for_current(move: Move, report: Report) -> bool:
@@ -60,14 +61,50 @@ def restoration(
     A rank whose identity is not known counts as restorable until its joiner (`joining`: rank ->
     incarnation) has built `main` and shows it.
     """
-    shelf.tell_apart(move)
+    unlike = move.state.kept.unlike_now()
     wanted = {rank: _identity(move, rank, stayers, joining or {}) for rank in lost}
     for rank, identity in wanted.items():
-        if identity in move.state.kept.unlike:
+        if identity in unlike:
             wanted[rank] = f"{identity} of rank {rank}"  # nobody else's
     if joining is None:
         wanted = {rank: identity for rank, identity in wanted.items() if identity}
-    return sources.choose(wanted, stayers, sources.agree(stayers).target)
+    target = sources.agree(stayers).target
+    bases = {rank: _bases(move, rank, target) for rank in wanted}
+    return sources.choose(wanted, stayers, target, bases)
+
+
+def _bases(move: Move, rank: int, target: Version) -> tuple[sources.Base, ...]:
+    """Snapshots of `rank` that can be fetched and that its updates may be played on, newest first.
+
+    None where no rank backs up its steps, or where playing them to `target` has failed before.
+    """
+    kept = move.state.kept
+    if not kept.keeping.snapshot.ships_increments or (rank, target) in kept.unplayable:
+        return ()
+    found = [
+        sources.Base(version=held.version, machine=name, host=store.host, port=store.port)
+        for name, store in shelf.reachable(move.state).items()
+        for held in store.held
+        if held.rank == rank
+        and held.version.step <= target.step
+        and not kept.is_void(held.version)
+        and (name, rank, held.version) not in kept.distrusted
+    ]
+    return tuple(sorted(found, key=lambda base: base.version, reverse=True))
+
+
+def distrust_source(move: Move, peer: str, source: Source, target: Version) -> None:
+    """A rank could not be played again: from another copy next time, or not to that version."""
+    kept = move.state.kept
+    if source.base is not None and peer == source.machine:
+        shelf.distrust(move, peer, source.rank, source.base)
+        return
+    if peer not in ("", source.bulk_from):
+        return  # a stayer that served something else is gone
+    key = (source.rank, target)
+    if key not in kept.unplayable:
+        shelf.keep(move, replace(kept, unplayable=(*kept.unplayable, key)[-64:]))
+    move.because(f"the updates of rank {source.rank} can't be played to step {target.step}")
 
 
 def _identity(

@@ -1,9 +1,9 @@
 """Role classes: who keeps which recording, and what a standby walks through.
 
 Decides the keeper of each class (its lowest rank), the order of a standby's classes (the most
-common one last) and how long a standby waits for recordings: while the job is on its way to its
-first steps, bounded, and not a moment longer once somebody is lost. Which ranks are alike is found
-by the ranks themselves.
+common one last), which workers of a machine rehearse together, and how long a standby waits for
+recordings: while the job is on its way to its first steps, bounded, and not a moment longer once
+somebody is lost. Which ranks are alike is found by the ranks themselves.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from trainmover.topology import Member
 
 RECORDED = (("rehearsal.answers", "recorded"), ("rehearsal.answers", "zeros"))
 """Settings under which members record their first iterations (zeros: to show what they lack)."""
+NEIGHBOUR_WAIT_S = 10.0
+"""How long a standby's worker waits for the other workers of its machine to be up."""
 
 
 def does_record(move: Move) -> bool:
@@ -136,10 +138,18 @@ def choose(move: Move, worker: Worker) -> tuple[Rehearsal, ...] | None:
     if not does_record(move):
         return ()
     if are_known(move) and _are_settled(move):
-        return _walk(move, worker)
+        return None if _expects_neighbours(move, worker) else _walk(move, worker)
     if not _may_wait(move, worker):
         return _walk(move, worker) if are_known(move) else ()
     return None
+
+
+def _expects_neighbours(move: Move, worker: Worker) -> bool:
+    """Whether another worker of its machine is about to be up; bounded."""
+    if not _may_wait(move, worker) or move.has_waited(worker.launched_at, NEIGHBOUR_WAIT_S):
+        return False
+    here = lookup.workers_on(move.state, worker.machine)
+    return any(each.role == "starting" and not each.reason for each in here)
 
 
 def _are_settled(move: Move) -> bool:
@@ -151,19 +161,22 @@ def _are_settled(move: Move) -> bool:
 
 
 def _may_wait(move: Move, worker: Worker) -> bool:
-    match move.state.phase:
-        case Forming():
-            is_calm = True
-        case Switching(plan=plan):
-            is_calm = plan.kind == "form"
-        case Training():
-            is_calm = True
-        case _:
-            is_calm = False
+    is_calm = _is_calm(move)
     if move.state.membership is not None and _has_joiner(move):
         is_calm = False  # a joiner enters the loop in the middle: its first iteration is not seen
     limit_s = move.state.config.recording_wait_s
     return is_calm and not move.has_waited(worker.launched_at, limit_s)
+
+
+def _is_calm(move: Move) -> bool:
+    """Whether nobody is missing: the job trains, or is on its way to its first steps."""
+    match move.state.phase:
+        case Forming() | Training():
+            return True
+        case Switching(plan=plan):
+            return plan.kind == "form"
+        case _:
+            return False
 
 
 def _has_joiner(move: Move) -> bool:
@@ -178,29 +191,90 @@ def _has_joiner(move: Move) -> bool:
 
 
 def _walk(move: Move, worker: Worker) -> tuple[Rehearsal, ...]:
-    """Every class it may have to play and has a recording of; the most common one last."""
+    """Every kind of machine it may have to play and has a recording of; the most common one last.
+
+    A kind is the classes of a machine's ranks, one after another: with one worker per machine a
+    class. Workers of one machine walk through the same kinds in the same order.
+    """
     per_machine = move.state.spec.workers_per_machine
-    likely = class_of(move.state, worker.as_rank)
+    neighbours = _neighbours(move, worker)
     found: list[tuple[int, bool, int, Rehearsal]] = []
-    for digest, ranks in groups(move.state).items():
-        fitting = tuple(rank for rank in ranks if rank % per_machine == worker.local_rank)
+    for kind, blocks in _kinds(move.state).items():
+        digest = kind[worker.local_rank]
         stored = move.state.classes.stored.get(digest)
-        if not fitting or stored is None or stored.reason:
+        if stored is None or stored.reason:
             continue
-        as_rank = worker.as_rank if worker.as_rank in fitting else fitting[0]
+        own = worker.as_rank // per_machine
+        block = own if own in blocks and not neighbours else blocks[0]
         rehearsal = Rehearsal(
             role_class=digest,
-            as_rank=as_rank,
-            ranks=ranks,
+            as_rank=block * per_machine + worker.local_rank,
+            ranks=groups(move.state)[digest],
             fingerprint=stored.fingerprint,
             file=stored.file,
             bytes=stored.bytes,
             keeper=_member(move, stored.incarnation),
+            neighbours=neighbours,
         )
-        is_wanted = digest == likely and _is_seated(move, worker)
-        found.append((len(ranks), is_wanted, -fitting[0], rehearsal))
+        is_wanted = own in blocks and _is_seated(move, worker)
+        found.append((len(blocks), is_wanted, -blocks[0], rehearsal))
     found.sort(key=lambda each: (each[1], each[0], each[2]))
-    return tuple(rehearsal for *_, rehearsal in found)
+    walked = tuple(rehearsal for *_, rehearsal in found)
+    return walked if neighbours else _each_once(walked)
+
+
+def _each_once(walked: tuple[Rehearsal, ...]) -> tuple[Rehearsal, ...]:
+    """A worker that rehearses alone has no use for a class twice; the later time counts."""
+    last = {rehearsal.role_class: rehearsal for rehearsal in walked}
+    return tuple(each for each in walked if last[each.role_class] is each)
+
+
+def _kinds(state: State) -> dict[tuple[str, ...], tuple[int, ...]]:
+    """Numbers of the machines of each kind, by the classes of their ranks."""
+    per_machine = state.spec.workers_per_machine
+    found: dict[tuple[str, ...], tuple[int, ...]] = {}
+    for block in range(lookup.machine_count(state)):
+        ranks = range(block * per_machine, (block + 1) * per_machine)
+        kind = tuple(class_of(state, rank) for rank in ranks)
+        found[kind] = (*found.get(kind, ()), block)
+    return found
+
+
+def _neighbours(move: Move, worker: Worker) -> tuple[str, ...]:
+    """The machine's standbys by local rank, if all of them rehearse now and the same; else none."""
+    per_machine = move.state.spec.workers_per_machine
+    here = {
+        each.local_rank: each
+        for each in lookup.workers_on(move.state, worker.machine)
+        if each.role == "standby" and each.is_up and not each.reason and each.readiness is None
+    }
+    names = tuple(here[place].incarnation for place in sorted(here))
+    if per_machine < 2 or len(names) < per_machine or not _is_calm(move):
+        return ()
+    for other in here.values():
+        ordered = other.rehearsals
+        if ordered is not None and not any(each.neighbours == names for each in ordered):
+            return ()  # it has begun alone
+    known = move.state.classes.stored
+    digests = {digest for kind in _kinds(move.state) for digest in kind}
+    is_recorded = all(digest in known and not known[digest].reason for digest in digests)
+    return names if is_recorded else ()
+
+
+def not_rehearsed(state: State, worker: Worker) -> tuple[str, ...]:
+    """Classes a ready standby may have to play and has not walked through, and why."""
+    per_machine, readiness = state.spec.workers_per_machine, worker.readiness
+    if readiness is None or len(state.classes.by_rank) < state.spec.world_size:
+        return ()
+    walked = {*readiness.classes, class_of(state, readiness.as_rank)}
+    found = []
+    for digest, ranks in groups(state).items():
+        is_possible = any(rank % per_machine == worker.local_rank for rank in ranks)
+        if is_possible and digest not in walked:
+            stored = state.classes.stored.get(digest)
+            why = "" if stored is None else stored.reason
+            found.append(f"{digest}: {why or 'no recording when it began'}")
+    return tuple(found)
 
 
 def _is_seated(move: Move, worker: Worker) -> bool:

@@ -26,7 +26,10 @@ class Config:
     stopped_limit_s: float = 3.0
     """How long a worker may be stopped (state T) before it is replaced."""
     report_timeout_s: float = 5.0
-    """From a freeze to the exclusion of whoever has not reported; longer spares slow tails."""
+    """From a freeze to the exclusion of whoever has not reported."""
+    tail_timeout_s: float = 600.0
+    """From the start of an incident, how long a rank that says it is behind a gate (it saves, it
+    evaluates) is waited for; shorter ends a tail that hangs sooner."""
     link_grace_s: float = 0.3
     """How long a freeze waits for reports from a machine whose link has closed: an agent that is
     restarted later than that while another fault strikes costs its ranks a standby."""
@@ -87,6 +90,7 @@ class Config:
         self._check_order("resend_interval_s", "lost_after_s")
         self._check_order("failure_grace_s", "report_timeout_s")
         self._check_order("report_timeout_s", "cut_over_timeout_s")
+        self._check_order("report_timeout_s", "tail_timeout_s")
 
     def _check_order(self, shorter: str, longer: str) -> None:
         low, high = getattr(self, shorter), getattr(self, longer)

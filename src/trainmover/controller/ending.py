@@ -7,15 +7,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from trainmover.controller import checkpoints, lookup, shelf
+from trainmover.controller import checkpoints, fitting, lookup, shelf
 from trainmover.controller.events import EndJob
 from trainmover.controller.move import Move
 from trainmover.controller.state import Completing, Ended, Ending, State
 from trainmover.protocol import exits
 from trainmover.protocol.journal import StoppedRecorded
-from trainmover.protocol.messages import OperatorReply, StopAgent
+from trainmover.protocol.messages import OperatorReply, StopAgent, StopNow
 
 GRACE_S = 2.0
+LEAST_SAVE_S = 20.0
+"""Least time for a last checkpoint where earlier ones have not shown how long one takes."""
+RESUMABLE = frozenset({exits.SCRIPT_FAILED, exits.TOO_MANY_INCIDENTS, exits.NO_MACHINE})
+"""Ends after which somebody will want to go on from what was reached."""
 
 
 def stop(move: Move, code: int, reason: str) -> None:
@@ -33,8 +37,54 @@ def stop(move: Move, code: int, reason: str) -> None:
     phase = Ending(code=code, reason=reason, told=told, deadline=deadline)
     move.enter(phase)
     move.because(f"stop with {code}: {reason}")
+    if code in RESUMABLE and _keep_aside(move, phase):
+        return
     tell(move, phase)
     check(move)
+
+
+def _keep_aside(move: Move, phase: Ending) -> bool:
+    """Agents stay for a while if their memory has a good version newer than any checkpoint.
+
+    Out of memory, a mistake in the script, no machine left: what was trained until the last
+    snapshot need not be lost with the agents' memory.
+    """
+    kept = move.state.kept
+    version = shelf.newest_sound(move.state)
+    is_there = kept.durable is not None and version is not None and kept.durable.version >= version
+    if not kept.keeping.checkpoint.is_on or version is None or is_there:
+        return False
+    usual_s = max(LEAST_SAVE_S, 3 * kept.save_s)
+    left_s = fitting.time_left_s(move.state, move.now)
+    until = move.in_(usual_s if left_s is None else min(usual_s, left_s))
+    shelf.keep(move, replace(kept, due=version))
+    move.enter(replace(phase, saves_until=until, deadline=until))
+    for name in lookup.member_names(move.state):
+        move.tell(name, StopNow(term=move.state.term, code=phase.code, reason=phase.reason))
+    move.because(f"the snapshot of step {version.step} is made durable first")
+    checkpoints.advance(move)
+    return True
+
+
+def continue_saving(move: Move) -> bool:
+    """Whether agents still make the last good version durable; asked whenever something moved."""
+    phase = move.state.phase
+    if not isinstance(phase, Ending) or phase.saves_until is None:
+        return False
+    checkpoints.advance(move)
+    kept = move.state.kept
+    is_busy = kept.writing is not None or checkpoints.due_version(move.state) is not None
+    if is_busy and move.now < phase.saves_until:
+        return True
+    durable, reason = kept.durable, phase.reason
+    if durable is not None:
+        head, line, rest = reason.partition("\n")
+        reason = f"{head} [checkpoint of step {durable.version.step}: {durable.name}]{line}{rest}"
+    deadline = move.in_(move.state.config.stop_timeout_s)
+    phase = replace(phase, saves_until=None, deadline=deadline, reason=reason)
+    move.enter(phase)
+    tell(move, phase)
+    return False
 
 
 def _answer_open_request(move: Move, reason: str) -> None:
@@ -59,12 +109,14 @@ def tell(move: Move, phase: Ending) -> None:
 def on_unlinked(move: Move, phase: Ending, machine: str) -> None:
     """One agent has gone."""
     told = tuple(name for name in phase.told if name != machine)
-    move.enter(Ending(code=phase.code, reason=phase.reason, told=told, deadline=phase.deadline))
+    move.enter(replace(phase, told=told))
     check(move)
 
 
 def check(move: Move) -> None:
     """Go when all have gone, or at the deadline."""
+    if continue_saving(move):
+        return
     phase = move.state.phase
     if isinstance(phase, Ending) and (not phase.told or move.now >= phase.deadline):
         move.enter(Ended(code=phase.code, reason=phase.reason))
@@ -80,10 +132,29 @@ def check_completed(move: Move, phase: Completing) -> None:
         return
     if phase.saves_until is not None and _is_saving(move, phase):
         return
-    code = exits.STOPPED_BY_OPERATOR if phase.is_stopped else exits.COMPLETED
-    if phase.saves_until is not None and _is_saved(move.state):
-        code = exits.SUSPENDED
-    stop(move, code, exits.REASONS[code])
+    if not phase.is_stopped:
+        stop(move, exits.COMPLETED, exits.REASONS[exits.COMPLETED])
+        return
+    code, reason = how_stopped(move.state)
+    stop(move, code, reason)
+
+
+def how_stopped(state: State) -> tuple[int, str]:
+    """Exit code and reason of a job that was asked to stop: whether it can go on, and from where.
+
+    In a hurry an earlier checkpoint is enough to say so; whoever has time is told that the last
+    state could not be saved.
+    """
+    durable = state.kept.durable
+    if state.kept.keeping.checkpoint.is_on and durable is not None:
+        if _is_saved(state):
+            return exits.SUSPENDED, exits.REASONS[exits.SUSPENDED]
+        if state.stop_by is not None:
+            lost = max(0, max(state.step, lookup.known_step(state)) - durable.version.step)
+            again = f"{lost} steps are done again" if lost else "no step is lost"
+            text = f"suspended: it goes on from the checkpoint of step {durable.version.step}"
+            return exits.SUSPENDED, f"{text}, {again}"
+    return exits.STOPPED_BY_OPERATOR, exits.REASONS[exits.STOPPED_BY_OPERATOR]
 
 
 def _is_saved(state: State) -> bool:
@@ -97,8 +168,9 @@ def _is_saving(move: Move, phase: Completing) -> bool:
         return False
     due = checkpoints.due_version(move.state)
     is_due = due is not None and due in shelf.complete_versions(move.state)
-    if move.state.kept.writing is not None or is_due:
+    does_fit = fitting.does_save_fit(move.state, move.now)
+    if move.state.kept.writing is not None or (is_due and does_fit):
         until = move.in_(move.state.config.report_timeout_s)
         move.enter(replace(phase, saves_until=until, deadline=max(until, phase.deadline)))
         return True
-    return phase.saves_until is not None and move.now < phase.saves_until
+    return does_fit and phase.saves_until is not None and move.now < phase.saves_until

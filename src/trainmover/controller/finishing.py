@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from trainmover.controller import ending, lookup, shelf, switchover
+from trainmover.controller import ending, fitting, lookup, notices, shelf, switchover
 from trainmover.controller.move import Move
 from trainmover.controller.state import (
     Completing,
@@ -95,6 +95,8 @@ def on_stop_request(move: Move, request: StopRequest) -> None:
     phase = move.state.phase
     is_over = isinstance(phase, Completing | Ending | Ended)
     text = "the job ends already" if is_over else f"stopping ({request.mode})"
+    if not is_over and request.mode == "boundary" and request.grace_s > 0:
+        text = f"{text}; {notices.limit(move, request.grace_s)}"
     reply = OperatorReply(request=request.request, is_accepted=True, is_final=True, text=text)
     move.reply(reply)
     if is_over:
@@ -113,6 +115,7 @@ def suspend_if_all_leave(move: Move) -> None:
         return
     known = [move.state.machines.get(name) for name in membership.machines()]
     if all(machine is not None and machine.is_leaving for machine in known):
+        notices.hurry(move)
         move.because("every machine is about to go: the job is suspended")
         want_stop(move)
 
@@ -135,6 +138,6 @@ def ask_to_stop(move: Move) -> None:
         return
     snapshot = TakeSnapshot(term=move.state.term, level=shelf.EMERGENCY)
     for name in lookup.member_names(move.state):
-        if move.state.kept.keeping.checkpoint.is_on:
+        if move.state.kept.keeping.checkpoint.is_on and fitting.does_save_fit(move.state, move.now):
             move.tell(name, snapshot)
         move.tell(name, StopAtBoundary(term=move.state.term))

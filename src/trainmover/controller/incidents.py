@@ -5,12 +5,13 @@ Decides what an incident report says and when it is finished. Decides nothing ab
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Literal
 
 import msgspec
 
-from trainmover.controller import classes, lookup
+from trainmover.controller import classes, lookup, pace
 from trainmover.controller.move import Move
 from trainmover.controller.state import Incident, Origin, Training
 from trainmover.protocol.journal import (
@@ -22,6 +23,7 @@ from trainmover.protocol.journal import (
     RolePlayed,
 )
 from trainmover.protocol.messages import Done, FirstGate, Plan
+from trainmover.units import in_seconds
 
 CLOSED_LIMIT = 100
 Outcome = Literal[
@@ -43,14 +45,33 @@ def begin(move: Move, *, reason: str, is_planned: bool, request: str = "") -> No
     move.state = replace(move.state, incident=incident)
 
 
-def note(move: Move, name: str) -> None:
+def note(move: Move, name: str, waited_for: str = "") -> None:
     """The incident has reached a phase; the first time counts, a repeated attempt gets a number."""
     incident = move.state.incident
     if incident is not None and len(incident.phases) < CLOSED_LIMIT:
         seen = sum(known == name or known.startswith(f"{name} #") for known, _ in incident.phases)
         label = name if seen == 0 else f"{name} #{seen + 1}"
         phases = (*incident.phases, (label, move.now))
-        move.state = replace(move.state, incident=replace(incident, phases=phases))
+        waited = (*incident.waited, (label, waited_for)) if waited_for else incident.waited
+        changed = replace(incident, phases=phases, waited=waited)
+        move.state = replace(move.state, incident=changed)
+
+
+def latest_joiner(move: Move, names: Iterable[str]) -> str:
+    """The joiner that was ready last, and what took it so long; empty: all were ready before."""
+    incident = move.state.incident
+    workers = [move.state.workers[name] for name in names if name in move.state.workers]
+    late = [each for each in workers if incident and (each.ready_at or 0) > incident.started_at]
+    if incident is None or not late:
+        return ""
+    last = max(late, key=lambda each: each.ready_at or 0)
+    assert last.ready_at is not None
+    told_at = max(last.ordered_at or last.launched_at, incident.started_at)
+    up_s, built_s = (
+        in_seconds(told_at - max(last.launched_at, incident.started_at)),
+        in_seconds(last.ready_at - told_at),
+    )
+    return f"{last.incarnation} (process {up_s:.2f} s, main built and rehearsed {built_s:.2f} s)"
 
 
 def blame(move: Move, culprits: tuple[Culprit, ...]) -> None:
@@ -154,7 +175,8 @@ def keep_dones(move: Move, plan: Plan, dones: tuple[Done, ...]) -> None:
     if plan.is_rollback or plan.restore:
         repeated = max(0, lookup.known_step(move.state) - plan.target.step) + 1
         origin = "snapshot" if plan.is_rollback else "checkpoint"
-    changed = replace(incident, dones=dones, steps_repeated=repeated, origin=origin)
+    served = tuple((one.rank, one.machine) for one in plan.sources if one.machine)
+    changed = replace(incident, dones=dones, steps_repeated=repeated, origin=origin, served=served)
     move.state = replace(move.state, incident=changed)
 
 
@@ -170,8 +192,10 @@ def has_to_close(move: Move) -> bool:
 
 
 def _times(incident: Incident) -> tuple[PhaseTime, ...]:
+    waited = dict(incident.waited)
     return tuple(
-        PhaseTime(name=name, after_ns=at - incident.started_at) for name, at in incident.phases
+        PhaseTime(name=name, after_ns=at - incident.started_at, waited_for=waited.get(name, ""))
+        for name, at in incident.phases
     )
 
 
@@ -195,6 +219,8 @@ def _role(move: Move, incident: Incident, rank: int, incarnation: str) -> RolePl
     source = ""
     if before != incarnation:
         source = "leaver" if incident.is_planned else "replica"
+        if rank in dict(incident.served):
+            source = "increments"
     if move.state.is_fresh or incident.origin:
         source = incident.origin or "fresh"
     if done is None:
@@ -211,11 +237,18 @@ def _role(move: Move, incident: Incident, rank: int, incarnation: str) -> RolePl
         incarnation=incarnation,
         before=before,
         source=source,
+        served_by=dict(incident.served).get(rank, ""),
         adopted=done.adopted,
         role_class=classes.class_of(move.state, rank),
         bytes_received=done.bytes_received,
         channels=done.channels,
+        slowdown=_slowdown(move, incarnation) if before != incarnation else 0.0,
     )
+
+
+def _slowdown(move: Move, incarnation: str) -> float:
+    worker = move.state.workers.get(incarnation)
+    return 0.0 if worker is None else pace.slowdown(move.state, worker)
 
 
 def _kind(move: Move, incident: Incident) -> Outcome:

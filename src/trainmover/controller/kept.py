@@ -13,6 +13,7 @@ from trainmover.protocol.messages import (
     PlaceBackups,
     ShardWritten,
     SnapshotHeld,
+    Tier,
     Version,
     WriteCheckpoint,
 )
@@ -83,9 +84,14 @@ class Writing:
     """Machines that write, and until when they may."""
     shards: Mapping[str, tuple[ShardWritten, ...]] = field(default_factory=dict)
     """By machine that is done."""
-    committer: str = ""
-    """Machine that writes the manifest; empty: shards are missing."""
+    committers: tuple[str, ...] = ()
+    """Machines that write a manifest; empty: shards are missing."""
     is_suspect: bool = False
+    tier: Tier = "durable"
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Of the checkpoint, by machine that has written a manifest."""
+    is_copy: bool = False
+    """Machines' disks are read, not their memory."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,6 +103,8 @@ class Kept:
     """By machine."""
     distrusted: tuple[tuple[str, int, Version], ...] = ()
     """Machine, rank and version of snapshots that could not be loaded: others are used first."""
+    unplayable: tuple[tuple[int, Version], ...] = ()
+    """Rank and version to which its updates could not be played again: all go back instead."""
     missed: tuple[tuple[int, Version], ...] = ()
     """Rank and version of snapshots that were left out, lately."""
     unlike: tuple[str, ...] = ()
@@ -121,10 +129,16 @@ class Kept:
     """Nothing was missing at the last pulse, and nothing has changed since."""
     reasons: tuple[str, ...] = ()
     """Why copies are not where they should be."""
+    survival: tuple[float, ...] = ()
+    """Chance that copies of all states survive, by machines lost at once (`placing.LOSSES`)."""
+    fatal: tuple[str, ...] = ()
+    """Fault domains whose loss as a whole they would not survive."""
     wanted_level: int = 0
     """Level of the snapshot that members are asked for; 0: none."""
     wanted_lineage: int = 0
     """The wish is fulfilled by a snapshot of this generation or a later one."""
+    wanted_after: Version = NO_VERSION
+    """The wish is not fulfilled by snapshots up to this one."""
     wanted_at: Instant | None = None
     due: Version | None = None
     """Newest version whose gate asked for a checkpoint."""
@@ -132,6 +146,23 @@ class Kept:
     number: int = 0
     """Highest checkpoint number given out."""
     durable: Durable | None = None
+    on_disk: Durable | None = None
+    """Newest one of which each machine has its part on its own disk."""
+    disk_failure: str = ""
+    """Why the newest one is not on machines' disks; empty: it is, or need not be."""
+    begun_from: str = ""
+    """Run whose checkpoint the job was started from; empty: it began by itself."""
+    history: tuple[str, ...] = ()
+    """Runs that this one continues, nearest first."""
+    told_costs: tuple[str, float, int] | None = None
+    """Who was told last what saves cost, that cost, and the number of failures."""
+    told_costs_at: Instant | None = None
+    saving: tuple[Version, Instant] | None = None
+    """Version that is being made durable, and since when."""
+    save_s: float = 0.0
+    """How long the latest one took, from its begin until it counted; 0: none in this life."""
+    save_bytes: int = 0
+    """What snapshots that one was made of."""
     failure: str = ""
     """Why the latest checkpoint that was tried does not exist; empty: it does."""
     failures: int = 0
@@ -139,3 +170,19 @@ class Kept:
     def is_void(self, version: Version) -> bool:
         """Whether `version` belongs to a time line that was left."""
         return any(line.voids(version) for line in self.time_lines)
+
+    def unlike_now(self) -> tuple[str, ...]:
+        """Identities of which ranks pass for replicas of each other and hold other values.
+
+        Experts that every rank builds under one name from one seed begin alike; names, shapes and
+        first values can't tell them apart, the first snapshot can.
+        """
+        found = set(self.unlike)
+        digests: dict[tuple[Version, str], int] = {}
+        for name in sorted(self.stores):
+            for held in self.stores[name].held:
+                key = (held.version, held.identity)
+                digest = held.bulk_digest
+                if digest and digests.setdefault(key, digest) != digest:
+                    found.add(held.identity)
+        return tuple(sorted(found))

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import assert_never
 
 from trainmover.controller import (
+    agreement,
     ending,
     finishing,
     forming,
@@ -38,7 +39,7 @@ from trainmover.controller.state import (
 )
 from trainmover.protocol import exits
 from trainmover.protocol.journal import Culprit
-from trainmover.protocol.messages import Broken, Edge, ScriptFailed
+from trainmover.protocol.messages import Broken, Edge, ScriptFailed, WorkerExited
 from trainmover.units import after, seconds
 
 # --------------------------------------------------------------------------- workers
@@ -193,6 +194,9 @@ def on_plan_edge(move: Move, name: str, number: int, edge: Edge) -> None:
             rank = phase.plan.membership.rank_of(name)
             if phase.plan.is_rollback and rank is not None:
                 shelf.distrust(move, edge.peer, rank, phase.plan.target)
+            for source in phase.plan.sources:
+                if source.rank == rank and source.kind == "increments":
+                    agreement.distrust_source(move, edge.peer, source, phase.plan.target)
             _end_stubborn_joiner(move, (name, edge.peer))
             recovery.refreeze(move, reason)
         case _ as never:
@@ -210,6 +214,18 @@ def _end_stubborn_joiner(move: Move, ends: tuple[str, str]) -> None:
         count = move.count_try(f"connecting {name}", rank, lookup.known_step(move.state))
         if count >= move.state.config.max_tries:
             pool.end(move, name, "could not be connected")
+
+
+def how_it_ended(body: WorkerExited) -> str:
+    """The end of a process in one clause, with the last line of its log."""
+    if body.signal is not None:
+        how = f"ended by signal {body.signal}"
+    elif body.exit_code is not None:
+        how = f"ended with exit code {body.exit_code}"
+    else:
+        how = "ended"
+    tail = body.log_tail.strip().splitlines()
+    return f"worker {body.incarnation} {how}" + (f" ({tail[-1][:200]})" if tail else "")
 
 
 # --------------------------------------------------------------------------- scripts

@@ -88,7 +88,7 @@ def on_done(move: Move, phase: Switching, body: Done) -> str:
         return ""
     unequal = digest_conflict(plan, dones)
     if not unequal:
-        incidents.note(move, "prepared")
+        incidents.note(move, "prepared", body.incarnation)
         move.reached("all_prepared", plan.number)
         commit(move, plan, dones)
     return unequal

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from trainmover.controller import classes, lookup
+from trainmover.controller import classes, lookup, pace
 from trainmover.controller.move import Move
 from trainmover.controller.state import Forming, Gathering, Machine, Worker
 from trainmover.protocol import exits
@@ -222,6 +222,7 @@ def become_standby(move: Move, worker: Worker) -> None:
     move.keep_worker(worker)
     if not worker.reason:
         order_standby(move, worker)
+        order_waiting(move)  # those of its machine that have waited for it
 
 
 def _likely_rank(move: Move, worker: Worker) -> int:
@@ -250,7 +251,13 @@ def order_standby(move: Move, worker: Worker) -> None:
         if rehearsals is None:
             return  # the first iterations are about to be known
         as_rank = rehearsals[-1].as_rank if rehearsals else worker.as_rank
-        worker = replace(worker, rehearsals=rehearsals, as_rank=as_rank, ordered_at=move.now)
+        worker = replace(
+            worker,
+            rehearsals=rehearsals,
+            as_rank=as_rank,
+            ordered_at=move.now,
+            calm_step_s=pace.calm_step_s(move.state),
+        )
         move.keep_worker(worker)
     body = BecomeStandby(
         term=move.state.term,
@@ -272,10 +279,15 @@ def on_ready(move: Move, worker: Worker, body: StandbyReady) -> None:
     """A standby has built `main` and waits."""
     if worker.role not in {"starting", "standby"}:
         return
-    move.keep_worker(replace(worker, role="standby", as_rank=body.as_rank, readiness=body))
+    ready_at = worker.ready_at or move.now
+    worker = replace(worker, role="standby", as_rank=body.as_rank, readiness=body)
+    move.keep_worker(replace(worker, ready_at=ready_at))
     machine = move.state.machines[worker.machine]
     move.keep_machine(replace(machine, launch_failures=0, reason=""))
     move.because(f"{worker.incarnation} is ready as a standby of rank {body.as_rank}")
+    slowdown = pace.slowdown(move.state, worker)
+    if slowdown:
+        move.because(f"a step took {slowdown:.2f} times as long while it rehearsed")
 
 
 def on_not_ready(move: Move, worker: Worker, body: StandbyFailed) -> None:
@@ -338,6 +350,7 @@ def _keep_status(move: Move, worker: Worker, status: WorkerStatus) -> None:
         move.state = replace(state, step=max(state.step, status.step))
         if status.gate > state.progress_gate:
             move.state = replace(move.state, progress_gate=status.gate, progress_at=move.now)
+            pace.on_gate(move, status.gate)
 
 
 def _is_missing(move: Move, worker: Worker) -> bool:

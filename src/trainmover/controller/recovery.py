@@ -21,6 +21,7 @@ from trainmover.controller import (
     restoring,
     seats,
     sources,
+    tails,
 )
 from trainmover.controller.move import Move
 from trainmover.controller.state import (
@@ -169,7 +170,7 @@ def check(move: Move) -> None:
         return  # a failed script ends the job: no standby is spent on it (C87)
     awaited = [n for n in lookup.member_names(move.state) if n not in phase.reports]
     awaited = [n for n in awaited if can_report(move, n)]
-    if not awaited or move.now >= phase.deadline:
+    if not awaited or (move.now >= phase.deadline and not tails.prolong(move, phase, awaited)):
         _decide(move, phase)
 
 
@@ -215,7 +216,7 @@ def _decide(move: Move, phase: Freezing) -> None:
     if way.kind == "none":
         _hope_or_stop(move, way)
         return
-    incidents.note(move, "reported")
+    incidents.note(move, "reported", ["", *phase.reports][-1])
     move.reached("all_reported", phase.number)
     _begin_seats(move, phase.number, phase.reports, way, ())
 
@@ -375,7 +376,7 @@ def _issue(move: Move, phase: Gathering) -> None:
     number = phase.number
     if joining:
         move.reached("joiner_chosen", number)
-        incidents.note(move, "joiner_ready")
+        incidents.note(move, "joiner_ready", incidents.latest_joiner(move, joining.values()))
     plan = restoring.build(move, phase, way)
     if isinstance(plan, restoring.Impossible):
         ending.stop(move, plan.code, plan.reason)
@@ -395,6 +396,5 @@ def on_late_cut_over(move: Move, phase: Switching) -> None:
     for name in silent:
         if name in phase.plan.joiners:
             pool.end(move, name, "was not prepared in time")
-    shown = ", ".join(silent)
     limit = move.state.config.cut_over_timeout_s
-    refreeze(move, f"not prepared within {limit:g} s: {shown}")
+    refreeze(move, f"not prepared within {limit:g} s: {', '.join(silent)}")

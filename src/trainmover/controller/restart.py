@@ -39,6 +39,7 @@ from trainmover.protocol.journal import (
     MachineRetired,
     MachinesChosen,
     PlanRecorded,
+    StartChosen,
     StoppedRecorded,
     StopRequested,
     TargetFixed,
@@ -68,6 +69,8 @@ class _Past:
     stopped: StoppedRecorded | None = None
     checkpoint_number: int = 0
     durable: Durable | None = None
+    on_disk: Durable | None = None
+    start: StartChosen | None = None
     time_lines: tuple[TimeLine, ...] = ()
     fresh: Plan | None = None
     """Newest plan that entered `main` anew."""
@@ -79,6 +82,10 @@ class Restored:
 
     name: str
     version: Version
+    run_id: str = ""
+    """Run that made it."""
+    history: tuple[str, ...] = ()
+    """Runs that the job continues with it, nearest first."""
 
 
 def initial_state(
@@ -126,6 +133,8 @@ def initial_state(
     if not past.is_opened:
         move.append(JobOpened(spec=spec))
         move.because("a new job")
+    if restored is not None and not past.plans:
+        move.append(_start_of(restored))
     if past.committed:
         _resume_generation(move, past)
     _resume_phase(move, past)
@@ -173,7 +182,12 @@ def _kept(spec: JobSpec, past: _Past, restored: Restored | None) -> Kept:
         time_lines=past.time_lines,
         number=past.checkpoint_number,
         durable=past.durable,
+        on_disk=past.on_disk,
     )
+    chosen = _start_of(restored) if restored is not None else None
+    begun = past.start if past.plans else chosen
+    if begun is not None:
+        kept = replace(kept, begun_from=begun.run_id, history=begun.history)
     first = past.fresh or next((plan for plan in past.plans.values() if plan.is_fresh_start), None)
     if first is not None:
         kept = replace(kept, base=first.target, restore=first.restore)
@@ -182,6 +196,15 @@ def _kept(spec: JobSpec, past: _Past, restored: Restored | None) -> Kept:
     if kept.durable is None and kept.restore:
         kept = replace(kept, durable=Durable(name=kept.restore, version=kept.base))
     return kept
+
+
+def _start_of(restored: Restored) -> StartChosen:
+    return StartChosen(
+        name=restored.name,
+        version=restored.version,
+        run_id=restored.run_id,
+        history=restored.history,
+    )
 
 
 def _read_other(past: _Past, record: AnyRecord) -> None:
@@ -196,11 +219,14 @@ def _read_other(past: _Past, record: AnyRecord) -> None:
             past.closed = (*past.closed, report)[-100:]
         case CheckpointBegun(number=number):
             past.checkpoint_number = max(past.checkpoint_number, number)
+        case CheckpointKept(tier="disk"):
+            if not record.is_suspect:
+                past.on_disk = _durable_of(record)
         case CheckpointKept():
             if past.durable is None or not record.is_suspect:
-                past.durable = Durable(
-                    name=record.name, version=record.version, number=record.number
-                )
+                past.durable = _durable_of(record)
+        case StartChosen():
+            past.start = record
         case StopRequested():
             past.is_stop_wanted = True
         case CompleteRecorded():
@@ -209,6 +235,10 @@ def _read_other(past: _Past, record: AnyRecord) -> None:
             past.stopped = record
         case _:
             pass  # TermTaken is the journal's own business; a missed checkpoint is for people
+
+
+def _durable_of(record: CheckpointKept) -> Durable:
+    return Durable(name=record.name, version=record.version, number=record.number)
 
 
 def _with_machines(state: State, past: _Past, now: Instant) -> State:

@@ -12,24 +12,19 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TypeVar
 
-from trainmover.controller import lookup
+from trainmover.controller import lookup, placing
 from trainmover.controller.kept import NO_VERSION, Kept, Store, TimeLine
 from trainmover.controller.move import Move
-from trainmover.controller.state import Machine, State, Training
+from trainmover.controller.state import Machine, State, Switching, Training
 from trainmover.protocol.messages import (
     AgentHello,
-    BackupOrder,
-    BackupPlace,
     KeepSnapshots,
-    PlaceBackups,
     Plan,
     SnapshotFailed,
     SnapshotsHeld,
     TakeSnapshot,
     Version,
 )
-from trainmover.topology.domains import Domains, domains_of
-from trainmover.topology.placement import place
 from trainmover.units import after, seconds
 
 T = TypeVar("T")
@@ -87,6 +82,12 @@ def is_suspect(state: State, version: Version) -> bool:
     )
 
 
+def newest_sound(state: State) -> Version | None:
+    """The newest complete version whose loss nobody doubts."""
+    sound = (v for v in complete_versions(state) if not is_suspect(state, v))
+    return next(sound, None)
+
+
 def best_version(state: State) -> Version | None:
     """What a roll-back would go to: the newest complete one, a suspect one only if alone."""
     # Where nothing else is left, what failed once is tried again: the fault may have been a path's.
@@ -135,9 +136,14 @@ def on_held(move: Move, body: SnapshotsHeld) -> None:
     newest = store.newest_own()
     due = kept.due
     if newest is not None and body.level >= CHECKPOINT and not kept.is_void(newest):
-        due = newest if due is None or due < newest else due
+        waits = due is not None and (kept.durable is None or kept.durable.version < due)
+        is_doubted = any(held.is_suspect for held in body.held if held.version == newest)
+        # A suspect one never takes the place of a good one that is not durable yet.
+        if due is None or (due < newest and not (waits and is_doubted)):
+            due = newest
     is_done = newest is not None and newest.lineage >= kept.wanted_lineage > 0
-    if is_done and body.level >= kept.wanted_level:
+    is_new = newest is not None and newest > kept.wanted_after
+    if is_done and is_new and body.level >= kept.wanted_level:
         kept = replace(kept, wanted_level=0, wanted_at=None)
     stores = {**kept.stores, body.machine: store}
     keep(move, replace(kept, stores=stores, due=due, is_settled=False))
@@ -168,6 +174,7 @@ def on_machine_lost(move: Move, name: str) -> None:
 
 
 def _forget(move: Move, name: str) -> None:
+    tell_apart(move)
     kept = move.state.kept
     stores, orders = _without(kept.stores, name), _without(kept.orders, name)
     keep(move, replace(kept, stores=stores, orders=orders, is_settled=False))
@@ -204,6 +211,7 @@ def on_commit(move: Move, plan: Plan) -> None:
         kept = replace(kept, base=plan.target, restore=plan.restore)
     due = kept.due
     kept = replace(kept, time_lines=lines, orders={}, ordered_at=None, is_settled=False)
+    kept = replace(kept, wanted_after=NO_VERSION)
     keep(move, replace(kept, due=None if due is not None and kept.is_void(due) else due))
     if kept.keeping.snapshot.is_on:
         want(move, SNAPSHOT)
@@ -214,9 +222,27 @@ def leaves_steps(plan: Plan) -> bool:
     return plan.is_rollback or (plan.is_fresh_start and plan.kind != "form")
 
 
-def want(move: Move, level: int) -> None:
-    """Every rank is to take a snapshot; asked at the next pulse, and again until one is there."""
+def is_left(state: State, version: Version) -> bool:
+    """Whether `version` lies on a time line that was left, or that a plan is about to leave."""
+    if isinstance(state.phase, Switching) and leaves_steps(state.phase.plan):
+        plan = state.phase.plan
+        if TimeLine(target=plan.target, number=plan.number).voids(version):
+            return True
+    return state.kept.is_void(version)
+
+
+def want(move: Move, level: int, *, is_another: bool = False) -> None:
+    """Every rank is to take a snapshot; asked at the next pulse, and again until one is there.
+
+    Args:
+        move: The move under way.
+        level: As in `SnapshotTaken.level`.
+        is_another: What has been taken before does not fulfil it.
+    """
     kept = move.state.kept
+    if is_another:
+        newest = [store.newest_own() or NO_VERSION for store in kept.stores.values()]
+        kept = replace(kept, wanted_after=max([NO_VERSION, *newest]))
     wanted = replace(
         kept,
         wanted_level=max(level, kept.wanted_level),
@@ -249,20 +275,10 @@ def on_pulse(move: Move) -> None:
 
 
 def tell_apart(move: Move) -> None:
-    """Notice ranks that pass for replicas of each other and hold other values at one version.
-
-    Experts that every rank builds under one name from one seed begin alike; names, shapes and first
-    values can't tell them apart, the first snapshot can.
-    """
-    found = set(move.state.kept.unlike)
-    digests: dict[tuple[Version, str], int] = {}
-    for name in sorted(move.state.kept.stores):
-        for held in move.state.kept.stores[name].held:
-            key = (held.version, held.identity)
-            if held.bulk_digest and digests.setdefault(key, held.bulk_digest) != held.bulk_digest:
-                found.add(held.identity)
+    """Remember what is unlike, while those that show it are still heard."""
+    found = move.state.kept.unlike_now()
     if len(found) > len(move.state.kept.unlike):
-        keep(move, replace(move.state.kept, unlike=tuple(sorted(found))))
+        keep(move, replace(move.state.kept, unlike=found))
         move.because("ranks of equal names hold other values: they are no replicas")
 
 
@@ -282,48 +298,30 @@ def _is_due(move: Move, kept: Kept) -> bool:
     return kept.wanted_at is None or move.now >= after(kept.wanted_at, seconds(PATIENCE_S))
 
 
-def domains(state: State) -> dict[str, Domains]:
-    """Fault domains as the machines' labels say."""
-    return {name: domains_of(name, state.machines[name].labels) for name in sorted(state.machines)}
-
-
 def _place(move: Move) -> None:
     state = move.state
     stores = reachable(state)
-    holders = [m.name for m in lookup.usable_machines(state) if m.name in stores]
-    owners = state.membership.machines() if state.membership is not None else ()
     kept = state.kept
-    made = place(owners, holders, domains(state), kept.keeping.snapshot.peers, kept.places)
-    orders = {name: _order(move, name, made.places[name], stores) for name in owners}
+    made = placing.choose(state, stores)
+    orders = placing.orders(state, made.places, stores)
     is_late = kept.ordered_at is None or move.has_waited(kept.ordered_at, PATIENCE_S)
-    for name in owners:
+    for name in orders:
         is_new = kept.orders.get(name) != orders[name]
         if is_new or (is_late and not _are_copies_there(state, name, made.places[name])):
             move.send(name, orders[name])
     if made.reasons != kept.reasons:
         move.because("; ".join(made.reasons))
-    ordered_at = move.now if is_late else kept.ordered_at
-    keep(
-        move,
-        replace(
-            move.state.kept,
-            places=made.places,
-            orders=orders,
-            ordered_at=ordered_at,
-            reasons=made.reasons,
-        ),
+    placed = replace(
+        move.state.kept,
+        places=made.places,
+        orders=orders,
+        ordered_at=move.now if is_late else kept.ordered_at,
+        reasons=made.reasons,
     )
-
-
-def _order(
-    move: Move, owner: str, places: tuple[str, ...], stores: Mapping[str, Store]
-) -> PlaceBackups:
-    found = tuple(
-        BackupPlace(machine=name, host=stores[name].host, port=stores[name].port) for name in places
-    )
-    ranks = lookup.ranks_on(move.state.membership, owner)
-    orders = tuple(BackupOrder(rank=rank, places=found) for rank in ranks)
-    return PlaceBackups(term=move.state.term, generation=move.state.generation, orders=orders)
+    if made.places != kept.places or not kept.survival:
+        chances, lethal = placing.survival(made.places), placing.fatal(state, made.places)
+        placed = replace(placed, survival=chances, fatal=lethal)
+    keep(move, placed)
 
 
 def _are_all_there(state: State) -> bool:
@@ -351,7 +349,9 @@ def _drop(move: Move) -> None:
     """C9: nothing goes before something newer is complete everywhere; of a left time line, all."""
     kept = move.state.kept
     newest = max(kept.oldest, _oldest_needed(move.state))
-    oldest = newest if kept.writing is None else min(newest, kept.writing.version)
+    writing = kept.writing
+    is_read = writing is not None and not writing.is_copy  # a copy reads machines' disks
+    oldest = min(newest, writing.version) if writing is not None and is_read else newest
     if oldest > kept.oldest:
         keep(move, replace(kept, oldest=oldest))
     hopeless = _hopeless_versions(move.state)

@@ -1,8 +1,9 @@
 """Which version the job goes on at, and where each joiner gets its state. Pure arithmetic.
 
 Rule C4 of the protocol: the version is the highest any stayer has applied; everyone else must be
-there or be held at the gate right before it. A stayer that contradicts this (C11) is an error of
-the protocol, not something to recover from.
+there or be held at the gate right before it. Where those who have passed that gate can all go back
+in front of it, and another is there, they do: what follows it needs everybody. A stayer that
+contradicts this (C11) is an error of the protocol, not something to recover from.
 """
 
 from __future__ import annotations
@@ -53,6 +54,9 @@ def stayer(rank: int, report: Report, generation: int, target: Version, identity
 def agree(stayers: tuple[Stayer, ...]) -> Agreement:
     """The version, or what contradicts."""
     target = max(each.version for each in stayers)
+    back = _way_back(stayers, target)
+    if back is not None:
+        return Agreement(target=back)
     result: tuple[int, ...] = ()
     for each in stayers:
         if each.version == target:
@@ -71,6 +75,13 @@ def agree(stayers: tuple[Stayer, ...]) -> Agreement:
     return Agreement(target=target, result=result if is_result_needed else ())
 
 
+def _way_back(stayers: tuple[Stayer, ...], target: Version) -> Version | None:
+    """The version in front of the last gate, if some are there and all others kept it."""
+    below = {each.version for each in stayers if each.version != target}
+    kept = {each.report.previous for each in stayers if each.version == target}
+    return below.pop() if len(below) == 1 and kept == below else None
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Restoration:
     """A source for each lost rank that has one, and why the others have none."""
@@ -79,15 +90,27 @@ class Restoration:
     missing: tuple[str, ...]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Base:
+    """A snapshot of a lost rank that updates could be played on, and where it can be fetched."""
+
+    version: Version
+    machine: str
+    host: str
+    port: int
+
+
 def choose(
     lost: Mapping[int, str],
     stayers: tuple[Stayer, ...],
     target: Version,
+    bases: Mapping[int, tuple[Base, ...]] | None = None,
 ) -> Restoration:
     """Sources for `lost` (rank -> identity of its bulk state).
 
     Only stayers serve: a source has to be prepared at exactly the target (protocol 8). Several
-    joiners draw from different replicas as far as there are any.
+    joiners draw from different replicas as far as there are any. A rank without a live replica
+    can be played again from one of its `bases` (best first) where its updates since are held.
     """
     sources: list[Source] = []
     missing: list[str] = []
@@ -96,10 +119,14 @@ def choose(
         identity = lost[rank]
         replicas = [each for each in stayers if identity and each.identity == identity]
         own = _holder(rank, stayers, target)
-        if not replicas:
+        played = None if replicas else _played(rank, stayers, target, (bases or {}).get(rank, ()))
+        if played is None and not replicas:
             missing.append(f"rank {rank}: no live replica of its state")
         elif own is None:
             missing.append(f"rank {rank}: nobody holds its personal state of step {target.step}")
+        elif played is not None:
+            base, holder = played
+            sources.append(_from_increments(rank, base, holder, own, stayers, target))
         else:
             # Whoever still has to apply the held gate serves later than one that has.
             replicas.sort(
@@ -115,6 +142,45 @@ def choose(
                 Source(rank=rank, bulk_from=bulk, own_from=own, shared_from=bulk, kind="replica")
             )
     return Restoration(sources=tuple(sources), missing=tuple(missing))
+
+
+def _played(
+    rank: int, stayers: tuple[Stayer, ...], target: Version, bases: tuple[Base, ...]
+) -> tuple[Base, str] | None:
+    """A snapshot and whoever holds every update from there to the target."""
+    at_target = next((base for base in bases if base.version == target), None)
+    if at_target is not None:
+        return at_target, ""
+    held = [
+        (each.report.incarnation, one.replay_from)
+        for each in stayers
+        for one in each.report.personal
+        if (one.owner_rank, one.version) == (rank, target) and one.replay_from is not None
+    ]
+    reached = [
+        (base, holder)
+        for holder, begin in held
+        for base in bases
+        if begin.step <= base.version.step < target.step
+    ]
+    return next(iter(reached), None)
+
+
+def _from_increments(
+    rank: int, base: Base, holder: str, own: str, stayers: tuple[Stayer, ...], target: Version
+) -> Source:
+    shared = min(stayers, key=lambda each: (each.version != target, each.rank))
+    return Source(
+        rank=rank,
+        bulk_from=holder,
+        own_from=own,
+        shared_from=shared.report.incarnation,
+        kind="increments",
+        machine=base.machine,
+        host=base.host,
+        port=base.port,
+        base=base.version,
+    )
 
 
 def _holder(rank: int, stayers: tuple[Stayer, ...], target: Version) -> str | None:

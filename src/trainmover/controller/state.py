@@ -57,6 +57,8 @@ class Machine:
     registered_at: Instant | None = None
     """Of its last hello; None: not in this term."""
     is_leaving: bool = False
+    leave_by: Instant | None = None
+    """When it is taken away, as far as anybody has said."""
     is_retired: bool = False
     """Refused or released for good: no worker is launched there any more."""
     is_lost: bool = False
@@ -89,6 +91,12 @@ class Worker:
     """Classes a standby was told to walk through (none: loop-back); None: waits for recordings."""
     ordered_at: Instant | None = None
     """When a standby was told to build."""
+    ready_at: Instant | None = None
+    """When it was a standby that can join."""
+    calm_step_s: float = 0.0
+    """Median step of the job before that; 0: not known."""
+    busy_steps_s: tuple[float, ...] = ()
+    """Steps of the job while it rehearsed, the latest last (see `pace`)."""
     reason: str = ""
     """Why a standby is not usable, or why it is ending."""
     ending_since: Instant | None = None
@@ -102,6 +110,16 @@ class Worker:
     def is_up(self) -> bool:
         """Whether its channels listen."""
         return bool(self.host)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pace:
+    """The latest look at the job's progress, and how long steps take while nobody rehearses."""
+
+    generation: int = 0
+    gate: int = -1
+    at: Instant | None = None
+    calm: tuple[float, ...] = ()
 
 
 # --------------------------------------------------------------------------- incident in progress
@@ -120,6 +138,8 @@ class Incident:
     started_at: Instant
     culprits: tuple[Culprit, ...] = ()
     phases: tuple[tuple[str, Instant], ...] = ()
+    waited: tuple[tuple[str, str], ...] = ()
+    """Phase and who was the last to be waited for in front of it."""
     before: tuple[Member, ...] = ()
     """Members of the base generation, by rank."""
     dones: tuple[Done, ...] = ()
@@ -130,6 +150,8 @@ class Incident:
     """Ranks whose machine is to blame: not respawned in place."""
     steps_repeated: int = 0
     origin: Origin = ""
+    served: tuple[tuple[int, str], ...] = ()
+    """Rank and machine whose agent gave its snapshot."""
     first_gate_at: Instant | None = None
     request: str = ""
     """Operator's request that it answers."""
@@ -195,6 +217,8 @@ class Freezing:
 
     number: int
     reports: Mapping[str, Report] = field(default_factory=dict)
+    tails: Mapping[str, Instant] = field(default_factory=dict)
+    """Members that are behind a gate and will report at the boundary: when they last said so."""
     deadline: Instant
 
 
@@ -248,6 +272,8 @@ class Ending:
     told: tuple[str, ...]
     """Machines whose link is not closed yet."""
     deadline: Instant
+    saves_until: Instant | None = None
+    """How long agents stay to make the newest good snapshot durable first; None: not at all."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -336,6 +362,8 @@ class State:
     """Recoveries of one kind for one rank at one step, by a key of the three."""
     wish: Wish | None = None
     is_stop_wanted: bool = False
+    stop_by: Instant | None = None
+    """When the job has to have ended, saved or not; None: it has time."""
     failure: ScriptFailure | None = None
     started_at: Instant
     moved_at: Instant
@@ -345,6 +373,7 @@ class State:
     """Highest step any rank is known to have entered; for people."""
     progress_gate: int = -1
     progress_at: Instant
+    pace: Pace = Pace()
 
     @property
     def generation(self) -> int:

@@ -6,7 +6,7 @@ from typing import Any, Literal, assert_never
 
 import msgspec
 
-from trainmover.controller import classes, lookup, shelf
+from trainmover.controller import classes, lookup, pace, placing, shelf
 from trainmover.controller.state import (
     Completing,
     Ended,
@@ -56,6 +56,11 @@ class StandbyView(msgspec.Struct, frozen=True, kw_only=True):
     """Role classes it has rehearsed, the one it is built as last."""
     answers: str = ""
     """How crossing collectives were answered meanwhile: recorded, loopback or zeros."""
+    not_rehearsed: tuple[str, ...] = ()
+    """Role classes it has not rehearsed; what it does first as one of them it does for the first
+    time."""
+    slowdown: float = 0.0
+    """The job's median step while it rehearsed over that while nobody did; 0: not known."""
 
 
 class ClassView(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,6 +109,12 @@ class StatusView(msgspec.Struct, frozen=True, kw_only=True):
     """Step of the newest snapshot that is complete in agents' memory; -1: none."""
     snapshot_copies: str = ""
     """Why its copies are not all where they should be; empty: they are."""
+    snapshot_survival: tuple[float, ...] = ()
+    """Chance that the copies survive one, two, three machines that are lost at once."""
+    snapshot_fatal: tuple[str, ...] = ()
+    """Fault domains whose loss as a whole they would not survive, as `rack r1`."""
+    snapshot_worth: str = ""
+    """Both in words."""
     checkpoint_step: int = -1
     """Step of the newest durable checkpoint; -1: none."""
     checkpoint_name: str = ""
@@ -111,6 +122,10 @@ class StatusView(msgspec.Struct, frozen=True, kw_only=True):
     """Since it was made durable; -1: not in this controller's life."""
     checkpoint_state: str = ""
     """What is being written, or why the latest one failed."""
+    disk_step: int = -1
+    """Step of the newest checkpoint on machines' own disks; -1: none."""
+    disk_failure: str = ""
+    """Why the latest one could not be written there; empty: it could, or need not be."""
 
 
 def status(state: State, now: Instant) -> StatusView:
@@ -128,7 +143,7 @@ def status(state: State, now: Instant) -> StatusView:
         term=state.term,
         world_size=state.spec.world_size,
         ranks=tuple(_rank(state, rank) for rank in range(len(lookup.members(state)))),
-        standbys=tuple(_standby(w) for w in _without_rank(state)),
+        standbys=tuple(_standby(state, w) for w in _without_rank(state)),
         classes=_classes(state),
         machines=tuple(_machine(state, name) for name in _machine_names(state)),
         incident_count=state.incident_count,
@@ -148,14 +163,20 @@ def _kept(state: State, now: Instant) -> dict[str, Any]:
     doing = kept.failure
     if kept.writing is not None:
         version = kept.writing.version
-        doing = f"checkpoint {kept.writing.number} of step {version.step} is being written"
+        how = "copied from machines' disks" if kept.writing.is_copy else "written"
+        doing = f"checkpoint {kept.writing.number} of step {version.step} is being {how}"
     return {
         "snapshot_step": complete[0].step if complete else -1,
         "snapshot_copies": "; ".join(kept.reasons),
+        "snapshot_survival": kept.survival,
+        "snapshot_fatal": kept.fatal,
+        "snapshot_worth": placing.worth_text(kept.survival, kept.fatal),
         "checkpoint_step": durable.version.step if durable is not None else -1,
         "checkpoint_name": durable.name if durable is not None else "",
         "checkpoint_age_s": in_seconds(now - at) if at is not None else -1.0,
         "checkpoint_state": doing,
+        "disk_step": kept.on_disk.version.step if kept.on_disk is not None else -1,
+        "disk_failure": kept.disk_failure,
     }
 
 
@@ -238,7 +259,7 @@ def _without_rank(state: State) -> tuple[Worker, ...]:
     return tuple(worker for worker in found if worker.role in {"starting", "standby"})
 
 
-def _standby(worker: Worker) -> StandbyView:
+def _standby(state: State, worker: Worker) -> StandbyView:
     readiness = worker.readiness
     reason = worker.reason
     if not reason and readiness is None:
@@ -257,6 +278,8 @@ def _standby(worker: Worker) -> StandbyView:
         seconds=readiness.seconds if readiness is not None else 0.0,
         classes=readiness.classes if readiness is not None else (),
         answers=readiness.answers if readiness is not None else "",
+        not_rehearsed=classes.not_rehearsed(state, worker),
+        slowdown=pace.slowdown(state, worker),
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from trainmover.controller import ending, incidents, lookup, plans, shelf
+from trainmover.controller import ending, fitting, incidents, lookup, plans, shelf
 from trainmover.controller.move import Move
 from trainmover.controller.state import (
     Flagged,
@@ -203,12 +203,19 @@ def _advance_leaving(move: Move) -> None:
         machine = move.state.machines.get(name)
         if machine is None or not machine.is_leaving:
             continue
+        if not fitting.does_switchover_fit(move.state, machine.leave_by, move.now):
+            continue  # a standby takes its ranks once it is gone
         chosen, why = _joiners(move, (name,), ())
         rank = lookup.ranks_on(membership, name)[0]
         step = lookup.known_step(move.state)
         if not why and move.count_try("leave", rank, step) <= move.state.config.max_tries:
             _prepare(move, Wish(request="", machines=(name,), to=()), chosen)
             return
+
+
+def obstacle(move: Move, machine: str) -> str:
+    """Why the ranks of `machine` can't move to a standby now; empty: they can."""
+    return _joiners(move, (machine,), ())[1]
 
 
 def _prepare(move: Move, wish: Wish, chosen: dict[int, Worker]) -> None:

@@ -14,10 +14,12 @@ from trainmover.controller import (
     classes,
     ending,
     finishing,
+    fitting,
     forming,
     incidents,
     lookup,
     losses,
+    notices,
     plans,
     pool,
     recovery,
@@ -74,9 +76,10 @@ def next_deadline(state: State) -> Instant | None:
             deadline = due
         case _ as never:
             assert_never(never)
-    if state.failure is None or isinstance(state.phase, Ending):
+    if isinstance(state.phase, Ending):
         return earliest(state.resend_at, deadline)
-    return earliest(state.resend_at, deadline, state.failure.deadline)
+    failure = state.failure.deadline if state.failure is not None else None
+    return earliest(state.resend_at, deadline, failure, state.stop_by)
 
 
 def _link_graces(state: State) -> list[Instant]:
@@ -109,6 +112,7 @@ def notice_gap(move: Move) -> None:
 
 def on_due(move: Move) -> None:
     """Whatever `now` makes due, then the pool's upkeep, then repeats."""
+    notices.check(move)
     losses.check_failure(move)
     losses.check_silence(move)
     _on_phase(move)
@@ -228,7 +232,11 @@ def resend(move: Move) -> None:
     """Say again what has not been answered."""
     phase = move.state.phase
     if isinstance(phase, Ending):
-        ending.tell(move, phase)
+        if phase.saves_until is None:
+            ending.tell(move, phase)
+        else:
+            for machine, order in checkpoints.unanswered(move.state):
+                move.send(machine, order)
         return
     for name in sorted(move.state.workers, key=lookup.natural_order):
         _resend_to_worker(move, move.state.workers[name])
@@ -245,6 +253,7 @@ def _keep_states(move: Move) -> None:
     checkpoints.advance(move)
     for machine, order in waited_for:
         move.send(machine, order)
+    fitting.tell(move)
 
 
 def _resend_to_worker(move: Move, worker: Worker) -> None:

@@ -10,18 +10,21 @@ from dataclasses import replace
 from typing import assert_never
 
 from trainmover.controller import (
-    checkpoints,
     classes,
     ending,
     finishing,
+    fitting,
     incidents,
     lookup,
     losses,
+    notices,
     plans,
     pool,
     recovery,
     shelf,
+    stores,
     switchover,
+    tails,
     timers,
 )
 from trainmover.controller.events import (
@@ -37,7 +40,6 @@ from trainmover.controller.state import (
     Ended,
     Ending,
     Flagged,
-    Machine,
     Preparing,
     State,
     Switching,
@@ -53,6 +55,7 @@ from trainmover.protocol.messages import (
     AgentLeaving,
     AtBoundary,
     Broken,
+    CadenceChosen,
     CheckpointCommitted,
     CheckpointFailed,
     Commit,
@@ -67,14 +70,19 @@ from trainmover.protocol.messages import (
     FromWorker,
     FromWorkerBody,
     Heartbeat,
+    InTail,
     KillWorker,
     LinkLost,
+    LossAlarm,
     Lost,
     PhaseOneFailed,
     PhaseOneReady,
+    PreemptionNotice,
     RecordingStored,
     Report,
+    RestoreChecked,
     RoleClass,
+    SaveRequest,
     ScriptFailed,
     ShardsWritten,
     SnapshotFailed,
@@ -83,7 +91,6 @@ from trainmover.protocol.messages import (
     StandbyFailed,
     StandbyReady,
     StepLogged,
-    StopAgent,
     StopRequest,
     SwitchoverRequest,
     Tracked,
@@ -115,6 +122,7 @@ def transition(state: State, event: Event, now: Instant) -> Transition:
         case _ as never:
             assert_never(never)
     timers.on_due(move)
+    fitting.measure(move, state.kept)
     return move.done()
 
 
@@ -147,6 +155,10 @@ def _on_operator(move: Move, body: FromOperatorMessage) -> None:
             switchover.on_request(move, body)
         case StopRequest():
             finishing.on_stop_request(move, body)
+        case PreemptionNotice():
+            notices.on_notice(move, body)
+        case SaveRequest():
+            notices.on_save(move, body)
         case _ as never:
             assert_never(never)
 
@@ -156,7 +168,7 @@ def _on_operator(move: Move, body: FromOperatorMessage) -> None:
 
 def _on_agent(move: Move, name: str, body: FromAgentMessage) -> None:
     if isinstance(move.state.phase, Ending):
-        _on_agent_while_ending(move, name, body)
+        stores.on_agent_while_ending(move, name, body)
         return
     machine = move.state.machines.get(name)
     if machine is None and not isinstance(body, AgentHello):
@@ -174,42 +186,15 @@ def _on_agent(move: Move, name: str, body: FromAgentMessage) -> None:
         case WorkerLaunchFailed(incarnation=incarnation, reason=reason):
             losses.worker_gone(move, incarnation, f"could not be started: {reason}")
         case WorkerExited():
-            losses.worker_gone(move, body.incarnation, _how_it_ended(body))
+            losses.worker_gone(move, body.incarnation, losses.how_it_ended(body))
         case FromWorker(incarnation=incarnation, body=worker_body):
             _on_worker(move, incarnation, worker_body, name)
-        case AgentLeaving(reason=reason):
-            _on_leaving(move, name, reason)
+        case AgentLeaving(reason=reason, grace_s=grace_s):
+            notices.on_leaving(move, name, reason, grace_s)
         case SnapshotsHeld() | ShardsWritten() | CheckpointFailed() | CheckpointCommitted():
-            _on_kept(move, body)
+            stores.on_kept(move, body)
         case _ as never:
             assert_never(never)
-
-
-def _on_kept(
-    move: Move, body: SnapshotsHeld | ShardsWritten | CheckpointFailed | CheckpointCommitted
-) -> None:
-    match body:
-        case SnapshotsHeld():
-            shelf.on_held(move, body)
-        case ShardsWritten():
-            checkpoints.on_shards(move, body)
-        case CheckpointFailed():
-            checkpoints.on_failed(move, body)
-        case CheckpointCommitted():
-            checkpoints.on_committed(move, body)
-        case _ as never:
-            assert_never(never)
-
-
-def _on_agent_while_ending(move: Move, name: str, body: FromAgentMessage) -> None:
-    phase = move.state.phase
-    assert isinstance(phase, Ending)
-    if isinstance(body, AgentHello):
-        known = move.state.machines.get(name) or Machine(name=name, heard_at=move.now)
-        move.keep_machine(replace(known, is_linked=True, heard_at=move.now))
-        told = tuple(dict.fromkeys((*phase.told, name)))
-        move.enter(replace(phase, told=told))
-        move.send(name, StopAgent(term=move.state.term, code=phase.code, reason=phase.reason))
 
 
 def _on_heartbeat(move: Move, body: Heartbeat) -> None:
@@ -228,25 +213,6 @@ def _on_started(move: Move, body: WorkerStarted) -> None:
         )
         if body.incarnation in move.state.retired:
             move.send(body.machine, order)
-
-
-def _how_it_ended(body: WorkerExited) -> str:
-    if body.signal is not None:
-        how = f"ended by signal {body.signal}"
-    elif body.exit_code is not None:
-        how = f"ended with exit code {body.exit_code}"
-    else:
-        how = "ended"
-    tail = body.log_tail.strip().splitlines()
-    return f"worker {body.incarnation} {how}" + (f" ({tail[-1][:200]})" if tail else "")
-
-
-def _on_leaving(move: Move, name: str, reason: str) -> None:
-    machine = move.state.machines[name]
-    if not machine.is_leaving and not machine.is_retired:
-        move.keep_machine(replace(machine, is_leaving=True, reason=f"is leaving: {reason}"))
-        move.because(f"{name} asks to leave: {reason}")
-        shelf.touch(move)
 
 
 # --------------------------------------------------------------------------- workers
@@ -273,6 +239,8 @@ def _on_worker(move: Move, name: str, body: FromWorkerBody, machine: str) -> Non
             losses.on_broken(move, worker, body)
         case Report():
             recovery.on_report(move, worker, body)
+        case InTail():
+            tails.on_in_tail(move, worker, body)
         case AtBoundary() | PhaseOneReady() | PhaseOneFailed() | Done() | Lost():
             _on_numbered(move, worker, body)
         case CommitAcknowledged(number=number):
@@ -293,7 +261,16 @@ def _on_worker(move: Move, name: str, body: FromWorkerBody, machine: str) -> Non
             pool.order_waiting(move)
         case SnapshotFailed():
             shelf.on_missed(move, body)
-        case StepLogged() | Finding() | Coverage() | SnapshotTaken():
+        case LossAlarm():
+            notices.on_alarm(move, body)
+        case (
+            StepLogged()
+            | Finding()
+            | Coverage()
+            | RestoreChecked()
+            | SnapshotTaken()
+            | CadenceChosen()
+        ):
             pass  # kept by the daemon, not for the decider
         case _ as never:
             assert_never(never)

@@ -87,6 +87,8 @@ class AgentLeaving(Message, frozen=True, kw_only=True):
 
     machine: str
     reason: str
+    grace_s: float = 0.0
+    """Seconds until the machine is taken away; 0: nobody has said."""
 
 
 class Welcome(Message, frozen=True, kw_only=True):
@@ -180,6 +182,24 @@ class StopRequest(Message, frozen=True, kw_only=True):
 
     request: str
     mode: Literal["boundary", "now"]
+    grace_s: float = 0.0
+    """Seconds until everything is killed from outside; 0: there is time. What can't be saved in it
+    is left out."""
+
+
+class PreemptionNotice(Message, frozen=True, kw_only=True):
+    """These machines are about to be taken away: save what they hold, move what can be moved."""
+
+    request: str
+    machines: tuple[str, ...]
+    grace_s: float = 0.0
+    """Seconds until then; 0: nobody has said."""
+
+
+class SaveRequest(Message, frozen=True, kw_only=True):
+    """A checkpoint of the next step boundary, please; training goes on."""
+
+    request: str
 
 
 class OperatorReply(Message, frozen=True, kw_only=True):
@@ -192,4 +212,4 @@ class OperatorReply(Message, frozen=True, kw_only=True):
     number: int = 0
 
 
-FromOperatorMessage = SwitchoverRequest | StopRequest
+FromOperatorMessage = SwitchoverRequest | StopRequest | PreemptionNotice | SaveRequest

@@ -38,11 +38,13 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     """Incarnation that holds the rank's own personal state: the leaver or a backup."""
     shared_from: str
     """Incarnation of any stayer (or the leaver) at the target version."""
-    kind: Literal["leaver", "replica", "snapshot"]
-    """`snapshot`: all of it from an agent's memory; then `machine`, `host` and `port` name it."""
+    kind: Literal["leaver", "replica", "snapshot", "increments"]
+    """`snapshot`: all of it from an agent's memory; then `machine`, `host` and `port` name it.
+    `increments`: bulk from there too, of version `base`, and the updates since from `bulk_from`."""
     machine: str = ""
     host: str = ""
     port: int = 0
+    base: Version | None = None
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,6 +86,9 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     version: Version
     is_final: bool
     """False where the owner changes own leaves after its gate and only the gate copy is held."""
+    replay_from: Version | None = None
+    """Every update of the owner from this version to `version` is held, too (snapshot.increments);
+    None: not all, or none."""
 
 
 class ChannelCount(msgspec.Struct, frozen=True, kw_only=True):

@@ -26,7 +26,11 @@ NAMES_DIGEST_NEGATED: Final = 6
 SNAPSHOT: Final = 7
 """0: none, 1: snapshot at the boundary behind this gate, 2: a durable checkpoint of it too,
 3: emergency (the job is about to be interrupted)."""
-FIXED_SLOTS: Final = 8
+TAIL_SEEN: Final = 8
+"""Some rank has called a collective behind a gate: copies of the state in front are wanted."""
+TAIL_REFUSED: Final = 9
+"""Some rank can't keep one: then nobody does."""
+FIXED_SLOTS: Final = 10
 
 
 class GateFlags(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,12 +46,16 @@ class GateFlags(msgspec.Struct, frozen=True, kw_only=True):
     is_non_finite: bool = False
     names_digest: int = 0
     snapshot: int = 0
+    has_tail_collectives: bool = False
+    """A collective was called behind a gate."""
+    is_copy_refused: bool = False
+    """This rank can't keep a copy of the state in front of a gate."""
     digests: tuple[int, ...] = ()
     """Own digest per small tracked object (before merging)."""
 
 
 def encode(flags: GateFlags) -> tuple[int, ...]:
-    """The vector to contribute, `[8 + 2 * objects] int64`."""
+    """The vector to contribute, `[10 + 2 * objects] int64`."""
     fixed = [0] * FIXED_SLOTS
     fixed[SWITCH_NUMBER] = flags.switch_number
     fixed[STOP_REQUESTED] = int(flags.is_stop_requested)
@@ -57,6 +65,8 @@ def encode(flags: GateFlags) -> tuple[int, ...]:
     fixed[NAMES_DIGEST] = flags.names_digest
     fixed[NAMES_DIGEST_NEGATED] = -flags.names_digest
     fixed[SNAPSHOT] = flags.snapshot
+    fixed[TAIL_SEEN] = int(flags.has_tail_collectives)
+    fixed[TAIL_REFUSED] = int(flags.is_copy_refused)
     tail: list[int] = []
     for digest in flags.digests:
         tail += (digest, -digest)
@@ -87,6 +97,11 @@ class GateResult(msgspec.Struct, frozen=True, kw_only=True):
     def snapshot(self) -> int:
         """Level of the snapshot wanted at the boundary behind this gate; 0 for none."""
         return self.vector[SNAPSHOT]
+
+    @property
+    def is_copy_kept(self) -> bool:
+        """Whether every rank keeps what it had in front of this gate, to be able to go back."""
+        return bool(self.vector[TAIL_SEEN]) and not self.vector[TAIL_REFUSED]
 
     @property
     def is_update_disputed(self) -> bool:

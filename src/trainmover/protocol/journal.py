@@ -12,7 +12,16 @@ from typing import Literal
 
 import msgspec
 
-from trainmover.protocol.messages import ChannelCount, Facts, JobSpec, Mark, Plan, Traffic, Version
+from trainmover.protocol.messages import (
+    ChannelCount,
+    Facts,
+    JobSpec,
+    Mark,
+    Plan,
+    Tier,
+    Traffic,
+    Version,
+)
 
 # --------------------------------------------------------------------------- incident reports
 
@@ -31,6 +40,8 @@ class PhaseTime(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     after_ns: int
+    waited_for: str = ""
+    """Who was waited for last, if anybody: the phases are the critical path."""
 
 
 class RolePlayed(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,13 +53,17 @@ class RolePlayed(msgspec.Struct, frozen=True, kw_only=True):
     before: str = ""
     """Incarnation that played the rank before; the same one for a stayer."""
     source: str = ""
-    """What the rank was restored from: leaver, replica; snapshot (stayers too), checkpoint; fresh
-    for a fresh start."""
+    """What the rank was restored from: leaver, replica; increments (on top of a snapshot);
+    snapshot (stayers too), checkpoint; fresh for a fresh start."""
+    served_by: str = ""
+    """Machine whose agent's memory it came from, of a snapshot."""
     adopted: str = ""
     role_class: str = ""
     """Digest of the class of roles the rank belongs to, where it is known."""
     bytes_received: int = 0
     channels: ChannelCount = ChannelCount()
+    slowdown: float = 0.0
+    """A joiner's: the job's median step while it rehearsed over that without; 0: not known."""
 
 
 class RankMarks(msgspec.Struct, frozen=True, kw_only=True):
@@ -171,32 +186,55 @@ class MachineRetired(Record, frozen=True, kw_only=True):
     reason: str
 
 
+class StartChosen(Record, frozen=True, kw_only=True):
+    """The job starts from a checkpoint of an earlier run."""
+
+    name: str
+    version: Version
+    run_id: str
+    history: tuple[str, ...] = ()
+    """Runs that this one continues, nearest first; none if the checkpoint was asked for by name."""
+
+
 class CheckpointBegun(Record, frozen=True, kw_only=True):
     """`number` has been given to a checkpoint; nothing of it counts yet."""
 
     number: int
     version: Version
+    tier: Tier = "durable"
 
 
 class CheckpointKept(Record, frozen=True, kw_only=True):
-    """The checkpoint is durable: a loss may be restored from it."""
+    """The checkpoint counts; of tier `durable`, a loss may be restored from it."""
 
     number: int
     version: Version
     name: str
     is_suspect: bool = False
+    tier: Tier = "durable"
 
 
 class CheckpointMissed(Record, frozen=True, kw_only=True):
-    """The checkpoint does not exist; training goes on, earlier ones are unharmed."""
+    """The checkpoint does not exist there; training goes on, earlier ones are unharmed."""
 
     number: int
     version: Version
     reason: str
+    tier: Tier = "durable"
 
 
 class StopRequested(Record, frozen=True, kw_only=True):
     """The operator wants the job to stop at the next boundary."""
+
+
+class NoticeRecorded(Record, frozen=True, kw_only=True):
+    """A machine, or all of them, is about to be taken away; for people."""
+
+    machines: tuple[str, ...]
+    """Empty: the whole job."""
+    grace_s: float
+    choice: str
+    """What is done in the time that is left, and why."""
 
 
 class CompleteRecorded(Record, frozen=True, kw_only=True):
@@ -225,10 +263,12 @@ AnyRecord = (
     | IncidentClosed
     | IdentitiesKnown
     | MachineRetired
+    | StartChosen
     | CheckpointBegun
     | CheckpointKept
     | CheckpointMissed
     | StopRequested
+    | NoticeRecorded
     | CompleteRecorded
     | StoppedRecorded
 )

@@ -22,6 +22,9 @@ class Rehearsal(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int = 0
     keeper: Member | None = None
     """Who can serve the file where this machine does not see it."""
+    neighbours: tuple[str, ...] = ()
+    """Workers of the standby's machine, by local rank, that rehearse at the same time as the ranks
+    beside this one; none: alone."""
 
 
 class Uncovered(msgspec.Struct, frozen=True, kw_only=True):

@@ -43,17 +43,23 @@ _WORDS: Final = 8
 
 
 class ImageEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One local tensor; the same fields as the checkpoint room's `Entry`."""
+    """One local tensor of a rank's bulk state; checkpoints describe it in the same words."""
 
     name: str
+    """Unique on its rank: `model.layers.0.weight`, `optimizer.state[model.weight].exp_avg`."""
     kind: str
+    """`parameter`, `buffer`, `optimizer` or `object`."""
     dtype: str
+    """torch's name without the prefix: `bfloat16`."""
     shape: tuple[int, ...]
+    """Local shape."""
     offset: int
     """From the start of the bulk bytes."""
     size_bytes: int
     global_shape: tuple[int, ...]
+    """Shape of the whole tensor; equal to `shape` where it is not sharded."""
     global_offset: tuple[int, ...]
+    """Where the local part begins in the whole tensor; zeros where it is not sharded."""
     is_sharded: bool = False
 
 

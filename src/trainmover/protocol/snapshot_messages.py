@@ -13,6 +13,10 @@ import msgspec
 
 from trainmover.protocol.carried import Message, Version
 
+Tier = Literal["disk", "durable"]
+"""Where a checkpoint lies: each machine's part on its own disk, or all of it on storage that
+every machine reaches."""
+
 # ---------------------------------------------------------------------------------- what they carry
 
 
@@ -88,6 +92,33 @@ class SnapshotFailed(Message, frozen=True, kw_only=True):
     reason: str
 
 
+class LossAlarm(Message, frozen=True, kw_only=True):
+    """The loss that this rank has logged can't be trusted: the last good version is to be kept."""
+
+    incarnation: str
+    rank: int
+    version: Version
+    """Of the state that is suspect."""
+    kind: Literal["non_finite", "stuck"]
+    text: str
+
+
+class CadenceChosen(Message, frozen=True, kw_only=True):
+    """How often rank 0 asks for snapshots as things stand, and what that costs. For people."""
+
+    incarnation: str
+    snapshot_interval_s: float
+    """-1: not known yet."""
+    checkpoint_interval_s: float
+    """-1: not known yet, or none are made."""
+    blocked_share: float
+    """Of the time, for checkpoints."""
+    terabytes_per_hour: float
+    age_s: float
+    """Oldest that the newest durable state gets; -1: not known yet."""
+    reason: str
+
+
 # ------------------------------------------------------------------------------ agent -> controller
 
 
@@ -132,6 +163,7 @@ class CheckpointCommitted(Message, frozen=True, kw_only=True):
     version: Version
     name: str
     """Of the checkpoint inside the store."""
+    tier: Tier = "durable"
 
 
 # ------------------------------------------------------------------------------ controller -> agent
@@ -156,7 +188,7 @@ class KeepSnapshots(Message, frozen=True, kw_only=True):
 
 
 class WriteCheckpoint(Message, frozen=True, kw_only=True):
-    """Write this machine's shards of `version` to the checkpoint store."""
+    """Write this machine's shards of `version`, or copy them there from this machine's disk."""
 
     term: int
     number: int
@@ -166,10 +198,14 @@ class WriteCheckpoint(Message, frozen=True, kw_only=True):
     ranks: tuple[int, ...]
     bulk_ranks: tuple[int, ...]
     """Ranks whose bulk is written here; replicas of others write their personal part only."""
+    tier: Tier = "durable"
+    copied_from: str = ""
+    """Name of the checkpoint on this machine's disk whose files are copied; empty: written from
+    memory."""
 
 
 class CommitCheckpoint(Message, frozen=True, kw_only=True):
-    """Every shard is durable: write the manifest."""
+    """Every shard is where it should be: write the manifest."""
 
     term: int
     number: int
@@ -178,6 +214,14 @@ class CommitCheckpoint(Message, frozen=True, kw_only=True):
     world_size: int
     shards: tuple[ShardWritten, ...]
     is_suspect: bool = False
+    tier: Tier = "durable"
+    """Of `disk`, each machine that has shards writes one."""
+    copied_from: str = ""
+    """Name of the checkpoint on this machine's disk whose manifest it is; empty: a new one."""
+    begun_from: str = ""
+    """Run whose checkpoint this job was started from; empty: it began by itself."""
+    history: tuple[str, ...] = ()
+    """Runs that this one continues, nearest first: their checkpoints count as its own."""
 
 
 # ----------------------------------------------------------------------------- controller -> worker
@@ -188,3 +232,14 @@ class TakeSnapshot(Message, frozen=True, kw_only=True):
 
     term: int
     level: int
+
+
+class CostsMeasured(Message, frozen=True, kw_only=True):
+    """What saves cost and how often this job fails: the cadence of rank 0 goes by it."""
+
+    term: int
+    save_s: float
+    """From a checkpoint's begin until it was durable; 0: none yet."""
+    failures: int
+    elapsed_s: float
+    """Time in which these failures have happened."""

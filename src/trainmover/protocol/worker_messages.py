@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+import msgspec
+
 from trainmover.protocol.carried import (
     ChannelCount,
     Edge,
@@ -15,6 +17,7 @@ from trainmover.protocol.carried import (
     Traffic,
     Version,
 )
+from trainmover.protocol.end_messages import Complete, Fence, Release, StopAtBoundary, StopNow
 from trainmover.protocol.rehearsal_messages import (
     Coverage,
     KeepRecording,
@@ -22,7 +25,14 @@ from trainmover.protocol.rehearsal_messages import (
     Rehearsal,
     RoleClass,
 )
-from trainmover.protocol.snapshot_messages import SnapshotFailed, SnapshotTaken, TakeSnapshot
+from trainmover.protocol.snapshot_messages import (
+    CadenceChosen,
+    CostsMeasured,
+    LossAlarm,
+    SnapshotFailed,
+    SnapshotTaken,
+    TakeSnapshot,
+)
 
 # --------------------------------------------------------------------------- worker -> controller
 
@@ -93,6 +103,8 @@ class Report(Message, frozen=True, kw_only=True):
     prepared_number: int = 0
     """Number of a plan this worker is PREPARED for and has not seen committed; 0 none."""
     applied: Version = Version(step=0)
+    previous: Version | None = None
+    """Version in front of the last gate, if this worker can still go back to it."""
     has_entered: bool = False
     """Whether it has contributed to the gate of step `applied.step`."""
     last_result: tuple[int, ...] = ()
@@ -110,6 +122,14 @@ class Report(Message, frozen=True, kw_only=True):
     sequence_digest: str = ""
     personal: tuple[Held, ...] = ()
     edges: tuple[Edge, ...] = ()
+
+
+class InTail(Message, frozen=True, kw_only=True):
+    """Answer to `Freeze(number)` of a rank that is behind a gate and not at a boundary yet: it
+    saves, evaluates or updates, and reports when that is over. Repeated until then."""
+
+    incarnation: str
+    number: int
 
 
 class AtBoundary(Message, frozen=True, kw_only=True):
@@ -220,6 +240,31 @@ class Finding(Message, frozen=True, kw_only=True):
     text: str
 
 
+class Differing(msgspec.Struct, frozen=True, kw_only=True):
+    """One value that should have been the same twice."""
+
+    name: str
+    recorded: str
+    found: str
+
+
+class RestoreChecked(Message, frozen=True, kw_only=True):
+    """What a check behind a restore has compared. Not for the decider.
+
+    By a rank that was restored; or by the controller, of losses of steps that were done again.
+    """
+
+    incarnation: str
+    rank: int
+    generation: int
+    step: int
+    source: str
+    compared: int
+    """Values beside the digests of all tensors."""
+    differing: tuple[Differing, ...] = ()
+    text: str = ""
+
+
 class LinkLost(Message, frozen=True, kw_only=True):
     """The worker gives up: no controller for too long, or its own protocol error."""
 
@@ -235,6 +280,7 @@ FromWorkerBody = (
     | StandbyFailed
     | Broken
     | Report
+    | InTail
     | AtBoundary
     | PhaseOneReady
     | PhaseOneFailed
@@ -249,9 +295,12 @@ FromWorkerBody = (
     | LinkLost
     | SnapshotTaken
     | SnapshotFailed
+    | LossAlarm
+    | CadenceChosen
     | RoleClass
     | RecordingStored
     | Coverage
+    | RestoreChecked
 )
 
 
@@ -311,41 +360,6 @@ class Abort(Message, frozen=True, kw_only=True):
     reason: str = ""
 
 
-class Release(Message, frozen=True, kw_only=True):
-    """The leaver's state is needed no more: leave."""
-
-    term: int
-    number: int
-
-
-class Fence(Message, frozen=True, kw_only=True):
-    """Not a member any more: touch nothing, end."""
-
-    term: int
-    generation: int
-    reason: str
-
-
-class Complete(Message, frozen=True, kw_only=True):
-    """Every rank has finished (journaled): `main` may return, the process may end."""
-
-    term: int
-
-
-class StopAtBoundary(Message, frozen=True, kw_only=True):
-    """Carry a stop request in the next gate."""
-
-    term: int
-
-
-class StopNow(Message, frozen=True, kw_only=True):
-    """End at once with `code`."""
-
-    term: int
-    code: int
-    reason: str
-
-
 ToWorkerBody = (
     BecomeStandby
     | Prepare
@@ -360,5 +374,6 @@ ToWorkerBody = (
     | StopAtBoundary
     | StopNow
     | TakeSnapshot
+    | CostsMeasured
     | KeepRecording
 )

@@ -48,6 +48,20 @@ def labels_of(domains: Domains) -> tuple[tuple[str, str], ...]:
     return tuple((level, domains.at(level)) for level in LEVELS if domains.at(level))
 
 
+def labels_by_machine(
+    places: Mapping[str, Domains],
+) -> tuple[tuple[str, tuple[tuple[str, str], ...]], ...]:
+    """Every machine of a topology file with its labels, sorted."""
+    return tuple((name, labels_of(places[name])) for name in sorted(places))
+
+
+def merged_labels(
+    file: Iterable[tuple[str, str]], own: Iterable[tuple[str, str]]
+) -> tuple[tuple[str, str], ...]:
+    """What a file says of a machine, and what its agent says: the agent knows better."""
+    return tuple(sorted({**dict(file), **dict(own)}.items()))
+
+
 def parse_topology(text: str) -> dict[str, Domains]:
     """A topology file: per line a machine and its domains, ``m3 rack=r1 switch=s1 power=p1``.
 

@@ -26,6 +26,8 @@ class Actor:
     is_building: bool = False
     identity: str = "all"
     holds_for: tuple[int, ...] | None = None
+    replay_from: m.Version | None = None
+    """Oldest version that it holds everybody's updates from."""
     broken_state: str = ""
     is_half_rolled_back: bool = False
     edges: tuple[m.Edge, ...] = ()
@@ -74,7 +76,12 @@ class Actor:
             owners = range(world) if self.holds_for is None else self.holds_for
             ahead = m.Version(step=self.version.step + 1, lineage=self.generation)
             held = tuple(
-                m.Held(owner_rank=owner, version=version, is_final=True)
+                m.Held(
+                    owner_rank=owner,
+                    version=version,
+                    is_final=True,
+                    replay_from=self.replay_from,
+                )
                 for owner in owners
                 for version in (self.version, ahead)
                 if owner != self.rank

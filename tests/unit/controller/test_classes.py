@@ -191,3 +191,53 @@ def test_a_recorded_rehearsal_needs_no_other_rank_of_the_lost_class_to_compare_w
     stage.kill_machine("m1")
     stage.wait(2)
     assert stage.machine(1) == "m4"
+
+
+# --------------------------------------------------------------------------- several per machine
+
+PAIRS = ("up", "down", "up", "down")
+
+
+def pairs(**fields: object) -> Recording:
+    """Two machines and a standby with two workers each; everybody has told its class."""
+    stage = formed(machines=2, standby=1, workers_per_machine=2, classes=PAIRS, **fields)
+    stage.gate()
+    stage.tell_classes()
+    return stage
+
+
+def test_workers_of_a_standby_machine_rehearse_together() -> None:
+    first, second = pairs().orders
+    assert [each.role_class for each in (*first.rehearsals, *second.rehearsals)] == ["up", "down"]
+    assert (first.as_rank, second.as_rank) == (0, 1)
+    (names,) = {each.neighbours for order in (first, second) for each in order.rehearsals}
+    assert len(names) == 2
+
+
+def test_kinds_of_machines_are_walked_through_in_one_order() -> None:
+    classes = ("first", "same", "middle", "same", "middle", "same", "last", "same")
+    stage = formed(machines=4, standby=1, workers_per_machine=2, classes=classes)
+    stage.gate()
+    stage.tell_classes(8)
+    walks = [[each.as_rank for each in order.rehearsals] for order in stage.orders]
+    assert walks == [[6, 0, 2], [7, 1, 3]]
+
+
+def test_a_worker_that_comes_back_alone_rehearses_alone() -> None:
+    stage = pairs()
+    name = next(actor.incarnation for actor in stage.actors.values() if actor.rank < 0)
+    stage.exit(name)
+    stage.wait(12)
+    *_, last = stage.orders
+    assert [each.neighbours for each in last.rehearsals] == [()]
+
+
+def test_a_class_without_recording_is_named_on_the_standby() -> None:
+    stage = formed()
+    stage.gate()
+    stage.tell_classes()
+    standby = next(actor for actor in stage.actors.values() if actor.rank < 0)
+    body = msgspec.structs.replace(standby.ready(1), classes=("first", "middle"))
+    stage.worker(standby.incarnation, body)
+    (view,) = controller.status(stage.state, stage.now).standbys
+    assert view.not_rehearsed == ("last: no recording when it began",)

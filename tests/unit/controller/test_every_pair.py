@@ -165,6 +165,7 @@ def worker_bodies(name: str, number: int) -> Iterator[m.FromWorkerBody]:
         can_adopt_in_place=True,
     )
     yield m.StandbyFailed(incarnation=name, reason="x")
+    yield m.LossAlarm(incarnation=name, rank=0, version=version, kind="stuck", text="x")
     yield m.Broken(incarnation=name, generation=1, step=2, edges=(EDGE,))
     yield m.Report(incarnation=name, number=number, generation=1, rank=0, applied=version)
     yield m.AtBoundary(incarnation=name, number=number, version=version)
@@ -210,6 +211,11 @@ def events(stage: Stage) -> Iterator[controller.Event]:
     yield controller.FromOperator(body=m.SwitchoverRequest(request="z", machines=("m2",)))
     yield controller.FromOperator(body=m.StopRequest(request="z", mode="boundary"))
     yield controller.FromOperator(body=m.StopRequest(request="z", mode="now"))
+    hurried = m.StopRequest(request="z", mode="boundary", grace_s=5.0)
+    yield controller.FromOperator(body=hurried)
+    notice = m.PreemptionNotice(request="z", machines=("m2",), grace_s=5.0)
+    yield controller.FromOperator(body=notice)
+    yield controller.FromOperator(body=m.SaveRequest(request="z"))
     yield controller.Tick()
 
 
@@ -221,6 +227,7 @@ def agent_bodies(machine: str, name: str) -> Iterator[m.FromAgentMessage]:
     yield m.WorkerLaunchFailed(machine=machine, incarnation=name, reason="x")
     yield m.WorkerExited(machine=machine, incarnation=name, exit_code=1, signal=None)
     yield m.AgentLeaving(machine=machine, reason="SIGTERM")
+    yield m.AgentLeaving(machine=machine, reason="SIGTERM", grace_s=5.0)
     for number in (0, 1, 2):
         version = at(2)
         yield m.SnapshotsHeld(
