@@ -13,6 +13,7 @@
     +-- TrackError             track() was given something that can't be captured
     +-- ScriptError            the script uses the API in a way that can't be exact
     +-- StateMismatch          digests or structure of transferred state differ
+    |   +-- RestoreMismatch        restored state gives other results than when it was saved
     +-- IncompatibleMachine    a machine differs from the job's in something that changes numbers
     +-- SwitchoverAborted      a switchover ended in the old membership
     +-- SnapshotSkipped        no snapshot could be taken this time; training goes on
@@ -92,6 +93,10 @@ class ScriptError(TrainMoverError):
 
 class StateMismatch(TrainMoverError):
     """Transferred state has another digest or structure than its source."""
+
+
+class RestoreMismatch(StateMismatch):
+    """Restored state gives other results than it gave when it was saved."""
 
 
 class IncompatibleMachine(TrainMoverError):

@@ -90,11 +90,11 @@ def optimizer_leaf(slots: OptimizerSlots) -> Leaf:
     optimizer = slots.optimizer
 
     def read() -> dict[str, Any]:
-        groups = _read_groups(optimizer.param_groups)
+        groups = read_groups(optimizer.param_groups)
         return {"groups": groups, "state": slots.plain_state() if optimizer.state else {}}
 
     def load(value: dict[str, Any]) -> None:
-        _load_groups(slots.name, optimizer.param_groups, value["groups"])
+        load_groups(slots.name, optimizer.param_groups, value["groups"])
         slots.load_plain_state(value["state"])
 
     return Leaf(f"{slots.name}.param_groups", optimizer, read, load)
@@ -115,19 +115,21 @@ def outer_groups_leaf(name: str, outer: OuterGroups) -> Leaf:
     optimizer = outer.optimizer
 
     def read() -> list[dict[str, Any]]:
-        return _read_groups(optimizer.param_groups)
+        return read_groups(optimizer.param_groups)
 
     def load(value: list[dict[str, Any]]) -> None:
-        _load_groups(name, optimizer.param_groups, value)
+        load_groups(name, optimizer.param_groups, value)
 
     return Leaf(name, optimizer, read, load)
 
 
-def _read_groups(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def read_groups(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Values of parameter groups, without the parameters."""
     return [{key: value for key, value in group.items() if key != "params"} for group in groups]
 
 
-def _load_groups(name: str, groups: list[dict[str, Any]], wanted: list[dict[str, Any]]) -> None:
+def load_groups(name: str, groups: list[dict[str, Any]], wanted: list[dict[str, Any]]) -> None:
+    """Put values into parameter groups of `name`. Raises StateMismatch for another number."""
     if len(wanted) != len(groups):
         raise StateMismatch(
             f"{name} has {len(groups)} parameter groups here, {len(wanted)} where its state comes "

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
 
 import torch
@@ -52,18 +52,25 @@ class UndoSet:
         self._inventory = inventory
         self._batches = batches
         self._rng = b""
-        self._smalls: dict[str, bytes] = {}
+        self._smalls: Mapping[str, bytes] = {}
         self._buffers = BufferUndo(inventory.buffer_slots())
         self._gradients = GradientUndo(inventory.parameters())
         self._scalers = [ScalerUndo(scaler) for scaler in inventory.scalers]
         self._bulk: list[torch.Tensor] = []
         self._bulk_versions: list[int] = []
 
-    def capture(self) -> None:
-        """Remember the boundary at which the next step begins."""
-        self._rng = capture_rng()
+    def capture(self, rng: bytes | None = None, smalls: Mapping[str, bytes] | None = None) -> None:
+        """Remember the boundary at which the next step begins.
+
+        Args:
+            rng: `capture_rng()` of this instant, where it was taken already.
+            smalls: Every small leaf's bytes of this instant, likewise.
+        """
+        self._rng = capture_rng() if rng is None else rng
         inventory = self._inventory
-        self._smalls = {name: inventory.small_bytes(name) for name in inventory.small_names}
+        if smalls is None:
+            smalls = {name: inventory.small_bytes(name) for name in inventory.small_names}
+        self._smalls = smalls
         self._buffers.capture()
         self._gradients.capture()
         for scaler in self._scalers:
@@ -72,9 +79,11 @@ class UndoSet:
         for batches in self._batches:
             batches.begin_attempt()
 
-    def restore(self) -> None:
+    def restore(self, *, rewinds: bool = True) -> None:
         """Put everything back as it was at the boundary; tensors keep their identity.
 
+        Args:
+            rewinds: Batches of the attempt are handed out again; False: the caller moves loaders.
         Raises:
             ScriptError: A buffer changed that never did before, so no copy of it was kept.
         """
@@ -86,7 +95,7 @@ class UndoSet:
         for name, data in self._smalls.items():
             if inventory.small_bytes(name) != data:
                 inventory.load_small(name, data)
-        for batches in self._batches:
+        for batches in self._batches if rewinds else ():
             batches.rewind()
         restore_rng(self._rng)
 

@@ -11,7 +11,7 @@ Called on: the training thread only.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -21,7 +21,8 @@ from trainmover.errors import StateMismatch, TrackError
 from trainmover.state.rng import capture_host_rng, preserved_rng, restore_rng
 from trainmover.worker.call_source import CallCursor, CallSource
 from trainmover.worker.handout import Handout
-from trainmover.worker.loader_source import POLICIES, Cursor, LoaderSource
+from trainmover.worker.loader_place import Cursor
+from trainmover.worker.loader_source import POLICIES, LoaderSource
 from trainmover.worker.sampler_state import RankChange
 
 _LOADER: Final = 1
@@ -43,6 +44,14 @@ class _CallPosition(msgspec.Struct, frozen=True, array_like=True, tag=_CALL):
 
 _decoder: Final = msgspec.msgpack.Decoder(_LoaderPosition | _CallPosition)
 _encoder: Final = msgspec.msgpack.Encoder()
+_OTHER_KIND: Final = "a loader's position was given to a callable, or the reverse"
+
+
+def _decoded(position: bytes) -> _LoaderPosition | _CallPosition:
+    try:
+        return _decoder.decode(position)
+    except msgspec.MsgspecError as problem:
+        raise StateMismatch(f"a loader position can't be decoded: {problem}") from problem
 
 
 @dataclass
@@ -213,10 +222,7 @@ class Batches:
         Raises:
             StateMismatch: The position is of another kind of source or of other data.
         """
-        try:
-            place = _decoder.decode(position)
-        except msgspec.MsgspecError as problem:
-            raise StateMismatch(f"a loader position can't be decoded: {problem}") from problem
+        place = _decoded(position)
         reader = self._reader
         self._ahead.clear()
         self._replay.clear()
@@ -226,10 +232,41 @@ class Batches:
         elif isinstance(place, _CallPosition) and isinstance(reader, CallSource):
             self._restore_ahead(place, reader)
         else:
-            raise StateMismatch("a loader's position was given to a callable, or the reverse")
+            raise StateMismatch(_OTHER_KIND)
         self.handed_out = place.handed_out
         self._attempt = []
         self._ahead_at_begin = tuple(self._ahead)
+        self._counts_at_begin = (self.epoch, self.handed_out)
+
+    def share_out(self, positions: Sequence[bytes], rank: int, world_size: int) -> None:
+        """Go on where another number of ranks have left off; the global generators are not touched.
+
+        Args:
+            positions: Of this loader on every rank there, by rank.
+            rank: This one.
+            world_size: Number of ranks here.
+        Raises:
+            StateMismatch: It can't be said who is to read what; the message names the loader.
+        """
+        places = [_decoded(position) for position in positions]
+        self._ahead.clear()
+        self._replay.clear()
+        reader = self._reader
+        with preserved_rng():
+            if isinstance(reader, LoaderSource):
+                cursors = [one.cursor for one in places if isinstance(one, _LoaderPosition)]
+                if len(cursors) < len(places):
+                    raise StateMismatch(_OTHER_KIND)
+                reader.share_out(cursors, rank, world_size)
+                self.epoch, self.handed_out = reader.epoch, reader.fetched
+            else:
+                calls = [one for one in places if isinstance(one, _CallPosition)]
+                if len(calls) < len(places):
+                    raise StateMismatch(_OTHER_KIND)
+                reader.share_out([one.cursor for one in calls], rank, world_size)
+                self.handed_out = calls[0].handed_out
+        self._attempt = []
+        self._ahead_at_begin = ()
         self._counts_at_begin = (self.epoch, self.handed_out)
 
     def _restore_ahead(self, place: _CallPosition, reader: CallSource) -> None:

@@ -8,13 +8,14 @@ state and is refused.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 
-from trainmover.errors import TrackError
+from trainmover.errors import StateMismatch, TrackError
 from trainmover.state.codec import decode_plain, encode_plain
+from trainmover.worker.loader_deal import HOOK
 
 
 class CallCursor(msgspec.Struct, frozen=True, array_like=True):
@@ -55,6 +56,27 @@ class CallSource:
         if self._holder is not None:
             state = encode_plain(self._holder.state_dict(), "state_dict() of the batch function")
         return CallCursor(self._calls, state)
+
+    def share_out(self, cursors: Sequence[CallCursor], rank: int, world_size: int) -> None:
+        """Go on where another number of ranks have left off.
+
+        Raises:
+            StateMismatch: The batch function has a state that differs by rank and can't be merged.
+        """
+        states = [cursor.state for cursor in cursors]
+        merge = getattr(self._holder, HOOK, None)
+        first = cursors[0]
+        if callable(merge) and None not in states:
+            state = merge([decode_plain(s) for s in states if s is not None], rank, world_size)
+            first = CallCursor(first.calls, encode_plain(state, f"{HOOK}()"))
+        elif len(set(states)) > 1 or (first.state is not None and len(cursors) == 1):
+            kind = type(self._holder).__name__
+            raise StateMismatch(
+                f"the state of a {kind} says nothing about ranks, so a position of {len(cursors)} "
+                f"ranks can't be dealt out to {world_size}. Start with {len(cursors)} ranks, or "
+                f"give it {HOOK}(states, rank, world_size)"
+            )
+        self.seek(first)
 
     def seek(self, cursor: CallCursor) -> None:
         """Go to a place; the global generators are not touched."""

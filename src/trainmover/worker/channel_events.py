@@ -9,11 +9,13 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from trainmover.communicator.settings import ChannelCount as SwappedChannels
 from trainmover.errors import CollectiveMismatch, RemoteProtocolError
 from trainmover.protocol.messages import ChannelCount, Edge
 from trainmover.worker import events, mistakes
-from trainmover.worker.personal import PERSONAL, decode
+from trainmover.worker.personal import INCREMENT, INCREMENT_BYTES, PERSONAL
 
 if TYPE_CHECKING:
     from trainmover.worker.runtime import Runtime
@@ -93,10 +95,16 @@ class ChannelEvents:
     def control(
         self, from_rank: int, kind: int, generation: int, step: int, payload: bytes
     ) -> None:
-        """A small message of a peer: personal state."""
+        """A message of a peer: personal state, or the increment in front of it."""
+        increments = self._runtime.increments
+        if kind in (INCREMENT, INCREMENT_BYTES):
+            increments.arrived(from_rank, kind, generation, payload)
+            return
         if kind != PERSONAL:
             raise RemoteProtocolError(f"rank {from_rank} sent a control frame of kind {kind}")
-        held = self._runtime.store.put(decode(payload))
+        held = self._runtime.store.put(payload)
+        begin = increments.store.begin_of(held.owner_rank, held.version)
+        held = msgspec.structs.replace(held, replay_from=begin)
         self._runtime.dispatch(events.PersonalReceived(held=held))
         if self._runtime.cut is not None:
             self._runtime.cut.personal_received(generation)

@@ -207,6 +207,7 @@ class CutOverRun:
         assert self.rank is not None
         personal = msgspec.structs.replace(stepper.boundary_personal, owner_rank=self.rank)
         payload = encode(personal)
+        self._runtime.increments.renew(self.plan, self.rank)
         for rank in backups_of(self.rank, self.plan.membership):
             self._runtime.communicator.send_control(rank, PERSONAL, personal.version.step, payload)
 

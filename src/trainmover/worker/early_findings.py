@@ -30,9 +30,15 @@ class EarlyFindings:
             stepper.watch.on_early = None
             return
         if stepper.phase == "tail":
+            what = (
+                "a loss there drops its value"
+                if stepper.host.config.exact_tail == "off"
+                else "each rank keeps a copy of its state in front of every update from now on, so "
+                "that a loss there can repeat the step (worker.exact_tail)"
+            )
             self._tell(
                 "tail-collective",
-                f"{kind} is called after optimizer.step(): a loss there drops its value. "
+                f"{kind} is called after optimizer.step(): {what}. "
                 'Use step.log(..., reduce="mean"), or put it in front of optimizer.step()',
             )
         if stepper.phase != "building" and is_called_from("/worker/batches.py"):

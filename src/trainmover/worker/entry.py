@@ -133,7 +133,7 @@ class Driver:
         self._distributed.reset(lambda: runtime.start_groups(order))
         stepper = Stepper(runtime.host, order, runtime.watch)
         runtime.stepper = stepper
-        runtime.watch.on_invented = stepper.tail.before_invented
+        runtime.watch.on_invented = stepper.tail.invented
         job = Job(runtime.host, stepper)
         set_current(job)
         try:

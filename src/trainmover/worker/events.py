@@ -19,6 +19,7 @@ import msgspec
 
 from trainmover.protocol.messages import (
     ChannelCount,
+    CostsMeasured,
     Edge,
     FromWorkerBody,
     Held,
@@ -57,6 +58,8 @@ class BoundaryReached(LocalEvent, frozen=True, kw_only=True):
     """Digest of the settled collective sequence; empty while it still changes."""
     broken_state: str = ""
     """Names what an invented value after the gate has changed; empty when state is clean."""
+    can_go_back: bool = False
+    """What this rank had in front of the gate passed last is kept."""
     can_adopt_in_place: bool = True
     reason: str = ""
     seconds: float = 0.0
@@ -83,6 +86,12 @@ class MainFailed(LocalEvent, frozen=True, kw_only=True):
     error: str
     was_running_out: bool
     is_machine_caused: bool
+
+
+class TailStruck(LocalEvent, frozen=True, kw_only=True):
+    """A collective behind the gate of `step` was cut short: the tail only runs out from here."""
+
+    step: int
 
 
 class RunOutFailed(LocalEvent, frozen=True, kw_only=True):
@@ -178,6 +187,7 @@ Local = (
     | BoundaryReached
     | GateRequested
     | MainFailed
+    | TailStruck
     | RunOutFailed
     | PersonalReceived
     | GateCompleted
@@ -215,6 +225,8 @@ class EnterMain(Command, frozen=True, kw_only=True):
     world_size: int
     is_loopback: bool
     attempts: int = -1
+    version: int = 0
+    """Joiner: where the others stand; in a step of several parts each part is a version."""
     rehearsals: tuple[Rehearsal, ...] = ()
     """Standby: classes to walk through, one entry each; the last is `rank`'s."""
 
@@ -299,6 +311,12 @@ class FinishMain(Command, frozen=True, kw_only=True):
     """All ranks have finished (COMPLETE): `main` may return and the process may end."""
 
 
+class LearnCosts(Command, frozen=True, kw_only=True):
+    """The cadence of snapshots goes by these from now on."""
+
+    costs: CostsMeasured
+
+
 class DecideRecording(Command, frozen=True, kw_only=True):
     """The controller has chosen who keeps the recording of this rank's class."""
 
@@ -329,5 +347,6 @@ AnyCommand = (
     | LeaveMain
     | FinishMain
     | DecideRecording
+    | LearnCosts
     | StopWorker
 )

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import os
 import socket
-import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -24,7 +24,11 @@ from trainmover.rehearsal.recording import RecordingStore
 from trainmover.state.transfer import serve_state
 from trainmover.topology import Member
 from trainmover.worker.first_iterations import store_root
+from trainmover.worker.increment_side import place_of
+from trainmover.worker.increment_store import Increment
 from trainmover.worker.personal import Personal, decode, encode
+from trainmover.worker.shared_leaves import decode_smalls, encode_smalls
+from trainmover.worker.streams import LENGTH, exactly
 
 if TYPE_CHECKING:
     from trainmover.worker.runtime import Runtime
@@ -32,9 +36,11 @@ if TYPE_CHECKING:
 BULK = "bulk"
 OWN = "own"
 EARLY = "early"
-RECORDING = "recording"
 """Own leaves as they are now, without waiting: enough to start loader workers in time."""
-LENGTH = struct.Struct("!Q")
+RECORDING = "recording"
+SHARED = "shared"
+"""Small leaves that all ranks have alike."""
+INCREMENTS = "increments"
 PERSONAL_LIMIT_BYTES = 1 << 30
 CHUNK_BYTES = 1 << 22
 NO_GENERATION = 1 << 62
@@ -82,13 +88,30 @@ class Exchange:
                     return
                 if not purpose.startswith(EARLY):
                     self._wait_until_open(generation, config.serve_wait_s)
-                if purpose == BULK:
-                    self._serve_bulk(stream, generation)
-                else:
-                    self._serve_own(stream, purpose)
+                self._answer(stream, purpose, generation)
         except (TrainMoverError, OSError) as error:
             # The joiner sees its stream end and reports the edge; here it is worth a line.
             self._runtime.tell_finding("transfer", f"serving {purpose} to {peer}: {error}")
+
+    def _answer(self, stream: socket.socket, purpose: str, generation: int) -> None:
+        kind, _, place = purpose.partition(":")
+        if kind == BULK:
+            self._serve_bulk(stream, generation)
+        elif kind == SHARED:
+            self._serve_shared(stream)
+        elif kind == INCREMENTS:
+            self._runtime.increments.serve(stream, place)
+        else:
+            self._serve_own(stream, purpose)
+
+    def _serve_shared(self, stream: socket.socket) -> None:
+        stepper = self._runtime.stepper
+        if stepper is None:
+            raise TransportError("expected to have state, but main has not been entered")
+        own = stepper.own.names or frozenset()
+        names = [name for name in stepper.inventory.small_names if name not in own]
+        data = encode_smalls(tuple((n, stepper.inventory.small_bytes(n)) for n in names))
+        stream.sendall(LENGTH.pack(len(data)) + data)
 
     def _wait_until_open(self, number: int, limit_s: float) -> None:
         deadline = time.monotonic() + limit_s
@@ -165,9 +188,9 @@ class Exchange:
         stream = self._runtime.communicator.dial(keeper, purpose, NO_GENERATION, limit_s)
         with stream, open(half, "wb") as file:
             stream.settimeout(limit_s)
-            (left,) = LENGTH.unpack(_exactly(stream, LENGTH.size))
+            (left,) = LENGTH.unpack(exactly(stream, LENGTH.size))
             while left:
-                data = _exactly(stream, min(left, CHUNK_BYTES))
+                data = exactly(stream, min(left, CHUNK_BYTES))
                 file.write(data)
                 left -= len(data)
         os.replace(half, path)
@@ -194,6 +217,33 @@ class Exchange:
             )
         return personal
 
+    def fetch_shared(self, plan: Plan, rank: int) -> tuple[tuple[str, bytes], ...]:
+        """Small leaves that all ranks have alike, at the plan's target.
+
+        Raises TransportError, StateMismatch.
+        """
+        with self._dial(plan, _source(plan, rank).shared_from, SHARED) as stream:
+            (length,) = LENGTH.unpack(exactly(stream, LENGTH.size))
+            if not 0 < length <= PERSONAL_LIMIT_BYTES:
+                raise StateMismatch(f"shared leaves of {length} bytes were announced")
+            return decode_smalls(exactly(stream, length))
+
+    @contextmanager
+    def increments(self, plan: Plan, rank: int) -> Iterator[Iterator[Increment]]:
+        """Updates of `rank` from its source's snapshot to the plan's target, one after the other.
+
+        Raises TransportError, StateMismatch.
+        """
+        source = _source(plan, rank)
+        if source.base == plan.target:
+            yield iter(())
+            return
+        side = self._runtime.increments
+        purpose = f"{INCREMENTS}:{place_of(source, plan.target)}"
+        with self._dial(plan, source.bulk_from, purpose) as stream:
+            (count,) = LENGTH.unpack(exactly(stream, LENGTH.size))
+            yield (side.read(stream) for _ in range(count))
+
     def peek_personal(self, plan: Plan, rank: int) -> Personal | None:
         """Own leaves of `rank` as their holder has them now; a hint, not yet the target's."""
         return self._fetch_own(plan, rank, EARLY)
@@ -201,10 +251,10 @@ class Exchange:
     def _fetch_own(self, plan: Plan, rank: int, how: str) -> Personal | None:
         purpose = f"{how}:{rank}:{plan.target.step}"
         with self._dial(plan, _source(plan, rank).own_from, purpose) as stream:
-            (length,) = LENGTH.unpack(_exactly(stream, LENGTH.size))
+            (length,) = LENGTH.unpack(exactly(stream, LENGTH.size))
             if not 0 < length <= PERSONAL_LIMIT_BYTES:
                 return None
-            return decode(_exactly(stream, length))
+            return decode(exactly(stream, length))
 
     def _dial(self, plan: Plan, incarnation: str, purpose: str) -> socket.socket:
         member = _member(plan, incarnation)
@@ -226,18 +276,3 @@ def _member(plan: Plan, incarnation: str) -> Member:
         if member.incarnation == incarnation:
             return member
     raise TransportError(f"plan {plan.number} gives no address of {incarnation}")
-
-
-def _exactly(stream: socket.socket, count: int) -> bytes:
-    data = bytearray()
-    while len(data) < count:
-        try:
-            part: Any = stream.recv(min(1 << 20, count - len(data)))
-        except OSError as error:
-            raise TransportError(
-                f"stream ended after {len(data)} of {count} bytes: {error}"
-            ) from error
-        if not part:
-            raise TransportError(f"stream ended after {len(data)} of {count} bytes")
-        data += part
-    return bytes(data)

@@ -18,6 +18,7 @@ from trainmover.worker.personal import Personal
 if TYPE_CHECKING:
     from trainmover.state.inventory import Inventory
     from trainmover.worker.first_iterations import FirstIterations
+    from trainmover.worker.increment_side import IncrementSide
     from trainmover.worker.snapshot_side import SnapshotSide
     from trainmover.worker.walk import Walk
 
@@ -32,6 +33,8 @@ class Host(Protocol):
     is_managed: bool
     snapshots: SnapshotSide | None
     """None where there is no agent to keep them."""
+    increments: IncrementSide | None
+    """None where there are no peers to hold them."""
 
     @property
     def walk(self) -> Walk | None:
@@ -52,6 +55,10 @@ class Host(Protocol):
     def clear_taint(self) -> None:
         """After an undo."""
 
+    def guard_waits(self, guard: Callable[[], None] | None) -> None:
+        """Call `guard` whenever the script has waited for a collective of its own; None: no more.
+        It may raise."""
+
     def post(self, event: Local) -> None:
         """Hand an event to the lifecycle; does not block."""
 
@@ -66,6 +73,9 @@ class Host(Protocol):
 
     def peek_personal(self, plan: Plan, rank: int) -> Personal | None:
         """Joiner: own leaves of `rank` as they are now, to start loader workers in time."""
+
+    def fetch_shared(self, plan: Plan, rank: int) -> tuple[tuple[str, bytes], ...]:
+        """Joiner: small leaves that all ranks have alike, from the stayer the plan names."""
 
     def fetch_state(self, plan: Plan, rank: int, receive: Callable[..., int]) -> int:
         """Joiner: open the bulk stream the plan names and run `receive(stream, progress)` on it."""

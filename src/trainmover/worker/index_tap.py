@@ -25,6 +25,7 @@ class IndexTap:
         skip: Batches of indices to drop at the start of the next iterator.
         is_held: Whether iterators give nothing at all.
         seed: Of the next iterator's epoch, for worker processes; None where this process reads.
+        stand_in: What the next iterator gives instead of `inner`'s, where that is not None.
     """
 
     def __init__(self, inner: Any) -> None:
@@ -32,13 +33,15 @@ class IndexTap:
         self.skip = 0
         self.is_held = False
         self.seed: int | None = None
+        self.stand_in: Any = None
         self.latest: _TapIterator | None = None
 
     def __iter__(self) -> Iterator[Any]:
         if self.is_held:
             return iter(())
         # Eagerly, as the loader itself would: a sampler may draw its order right here.
-        self.latest = _TapIterator(iter(self.inner), self.skip, type(self.inner).__name__)
+        source = self.inner if self.stand_in is None else self.stand_in
+        self.latest = _TapIterator(iter(source), self.skip, type(self.inner).__name__)
         self.latest.seed = self.seed
         return self.latest
 

@@ -47,6 +47,7 @@ class Job:
         self._tracked: dict[str, object] = {}
         self._ignored: tuple[object, ...] = ()
         self._has_steps = False
+        self._has_scanned = False
         self._is_loop_over = False
         self._step: Step | None = None
         self.run_id = host.run_id
@@ -136,6 +137,11 @@ class Job:
         """
         if self._has_steps:
             raise TrackError("job.batches() was called after the first step; call it before")
+        if hasattr(source, "__iter__") and any(b.source is source for b in self._stepper.batches):
+            raise TrackError(
+                f"job.batches() got the same {type(source).__name__} twice: two readers of one "
+                "loader have no position; keep what the first call has returned"
+            )
         batches = Batches(source, **options)
         self._stepper.batches.append(batches)
         return batches
@@ -154,6 +160,17 @@ class Job:
             return fn
 
         return register
+
+    def validation(self, fn: Fn) -> Fn:
+        """Register a fixed validation batch: it runs when state is saved, and again once that state
+        has been restored; the results must be the same, bit for bit.
+
+        Args:
+            fn: Without arguments; a number, a tensor, or a dict of those. It runs in eval mode
+                without gradients and may only compute; random numbers it draws are put back.
+        """
+        self._stepper.restored.register(fn)
+        return fn
 
     # ------------------------------------------------------------------ the loop
 
@@ -183,6 +200,8 @@ class Job:
                 stepper.boundary()
             is_granted = stepper.has_rolled_back = False
             index = stepper.step_index
+            if stepper.entry.restore is not None and not self._has_scanned:
+                self._scan()
             if stepper.check is not None:
                 total = stepper.check.total(total, self._host.generation, index)
             self._run_every(index)
@@ -207,7 +226,17 @@ class Job:
             elif live is not None and live.coverage is not None:
                 live.after_live_step(step.index)
             self._check_body(step)
+            is_granted = self._is_behind(step)
         self._is_loop_over = True
+
+    def _is_behind(self, step: Step) -> bool:
+        """A joiner for whom all parts of `step` were behind: the next one has leave to run."""
+        stepper = self._stepper
+        if step.was_undone or stepper.phase != "running":
+            return False
+        stepper.rearm()
+        stepper.phase = "running"
+        return True
 
     def _first_iterations(self) -> FirstIterations | None:
         """What watches this member's first iterations; None once they are known."""
@@ -222,16 +251,10 @@ class Job:
     def _shadow_steps(self, total: int) -> Iterator[Step]:
         stepper = self._stepper
         keeper = Keeper(stepper.inventory, stepper.batches)
-        limit = self._host.config.settle_attempts_max
-        exact = stepper.entry.attempts
-        walk = self._host.walk
-        while stepper.attempts < limit:
-            if 0 <= exact <= limit and stepper.attempts >= exact:
-                break
-            if not 0 <= exact <= limit and stepper.watch.is_settled:
-                break
+        walk, shadow = self._host.walk, stepper.shadow
+        while shadow.is_due(is_settled=stepper.watch.is_settled):
             stepper.begin_shadow()
-            step = self._step = Step(stepper, stepper.metrics, stepper.attempts - 1)
+            step = self._step = Step(stepper, stepper.metrics, shadow.rounds - 1)
             if walk is not None:
                 walk.before_step(stepper.inventory)
             yield step
@@ -240,6 +263,7 @@ class Job:
             if not step.was_entered:
                 raise mistakes.never_entered(step.index)
             stepper.watch.end()
+        stepper.attempts = shadow.made
         stepper.phase = "boundary"
         keeper.put_back()
 
@@ -250,10 +274,11 @@ class Job:
         called again. The attempt is never left out: DDP rebuilds its buckets in the second one,
         on every rank or on none (decision 0003).
         """
-        if index == 0 or self._stepper.parts_done:
+        if self._stepper.parts_done:
             return
         try:
-            for steps, fn in self._every:
+            self._stepper.restored.at_attempt()
+            for steps, fn in self._every if index else ():
                 if index % steps == 0:
                     fn()
         except (Exception, SystemExit):
@@ -277,11 +302,19 @@ class Job:
         for batches in stepper.batches:
             if batches.handed_out == 0 and batches.epoch == 0:
                 stepper.logbook.finding("unused-batches", mistakes.no_batch())
-        if not self._host.config.does_scan or not self._host.is_managed:
+        self._scan()
+
+    def _scan(self) -> None:
+        """What is alive and not tracked would begin anew; once, in front of a resumed step."""
+        stepper = self._stepper
+        if self._has_scanned or not self._host.config.does_scan or not self._host.is_managed:
             return
+        self._has_scanned = True
         known = [*self._tracked.values(), *stepper.batches]
         known += [batches.source for batches in stepper.batches]
         for found in find_untracked(known, self._ignored):
+            if self._host.config.is_strict:
+                raise TrackError(f"{found.message} (worker.is_strict)")
             stepper.logbook.finding("untracked", found.message)
 
     def _finish_early(self, step: Step, total: int) -> None:
@@ -297,6 +330,8 @@ class Job:
         try:
             if step.was_undone:
                 stepper.give_up(f"step {step.index}: the script left the loop on invented values")
+            if stepper.tail.is_void:
+                stepper.give_up(f"step {step.index}: the loop was left in a tail cut short")
             if stepper.phase == "tail":
                 stepper.end_of_body(tuple(step.parts))
             # In front of its `with step` the script stands at that step's boundary already.

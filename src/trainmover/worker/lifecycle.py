@@ -11,7 +11,7 @@ Invariants upheld here: I1 (no tainted contribution), I3 (nothing passes after a
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from trainmover.protocol import exits
 from trainmover.protocol.messages import (
@@ -19,6 +19,7 @@ from trainmover.protocol.messages import (
     BecomeStandby,
     Commit,
     Complete,
+    CostsMeasured,
     Facts,
     Fence,
     Freeze,
@@ -45,6 +46,7 @@ from trainmover.worker.events import (
     FinishMain,
     GateCompleted,
     GateRequested,
+    LearnCosts,
     LinkDown,
     LinkUp,
     Local,
@@ -58,6 +60,7 @@ from trainmover.worker.events import (
     Send,
     Started,
     StopWorker,
+    TailStruck,
     Tick,
 )
 from trainmover.worker.lifecycle_break import (
@@ -68,6 +71,7 @@ from trainmover.worker.lifecycle_break import (
     on_freeze,
     on_poisoned,
     on_run_out_failed,
+    on_tail_struck,
     report_if_settled,
 )
 from trainmover.worker.lifecycle_commit import (
@@ -161,8 +165,11 @@ def transition(state: WorkerState, event: Event, now: Instant) -> Transition:
         if event.term < state.term:
             return stay(replace(state, seen_at=now), "an old controller")
         state = replace(state, term=event.term, heard_at=now)
-    paused = notice_pause(state, now)
-    move = _dispatch(paused.state, event, now)
+        paused = notice_pause(state, now)
+        move = _on_message(paused.state, event, now)
+    else:
+        paused = notice_pause(state, now)
+        move = _on_local(paused.state, event, now)
     if paused.commands:
         move = join(paused, move)
     reported = report_if_settled(move.state, now)
@@ -180,9 +187,7 @@ def _timed(before: WorkerState, state: WorkerState, now: Instant) -> WorkerState
     return replace(state, seen_at=now, waiting_since=since)
 
 
-def _dispatch(state: WorkerState, event: Event, now: Instant) -> Transition:
-    if isinstance(event, ToWorkerBody):
-        return _on_message(state, event, now)
+def _on_local(state: WorkerState, event: Local, now: Instant) -> Transition:
     match event:
         case BoundaryReached():
             return on_boundary(state, event, now)
@@ -210,6 +215,8 @@ def _dispatch(state: WorkerState, event: Event, now: Instant) -> Transition:
             return on_main_failed(state, event, now)
         case RunOutFailed():
             return on_run_out_failed(state, event)
+        case TailStruck():
+            return on_tail_struck(state, event, now)
         case Started() | LinkUp() | LinkDown() | Tick():
             return _on_process(state, event, now)
 
@@ -234,6 +241,8 @@ def _on_message(state: WorkerState, event: ToWorkerBody, now: Instant) -> Transi
             return on_release(state, event, now)
         case TakeSnapshot(level=level):
             return take_snapshot(state, level)
+        case CostsMeasured():
+            return Transition(state, (LearnCosts(costs=event),), "what saves cost is known")
         case KeepRecording():
             return Transition(state, (DecideRecording(order=event),), "its class's keeper is known")
         case Fence() | Complete() | StopAtBoundary() | StopNow():
@@ -313,8 +322,10 @@ def _limit(state: WorkerState) -> tuple[Instant | None, str]:
             return after(since, seconds(config.gate_timeout_s)), "gate"
         case RunningOut(since=since):
             return Instant(since + run_out_limit_ns(state)), "run_out"
-        case Tail(since=since) if state.is_broken or state.is_frozen:
+        case Tail(since=since, is_struck=True):
             return Instant(since + run_out_limit_ns(state)), "run_out"
+        case Tail(since=since) if state.is_broken or state.is_frozen:
+            return after(since, seconds(config.tail_timeout_s)), "tail"
         case Building(since=since) | Rehearsing(since=since):
             return after(since, seconds(config.build_timeout_s)), "build"
         case _:
@@ -351,6 +362,9 @@ def _too_long(state: WorkerState, name: str, now: Instant) -> Transition:
     if name == "run_out":
         waited = in_seconds(run_out_limit_ns(state))
         return stop(state, exits.INTERRUPTED, f"W10: running out took over {waited:.1f} s")
+    if name == "tail":
+        waited = state.config.tail_timeout_s
+        return stop(state, exits.INTERRUPTED, f"W10: the tail took over {waited:.0f} s")
     waited = state.config.build_timeout_s
     return stop(state, exits.INTERRUPTED, f"main built for over {waited:.0f} s")
 

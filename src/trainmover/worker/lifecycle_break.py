@@ -6,7 +6,7 @@ Decides between running out, holding and going on into the tail (W9, W10), and w
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from trainmover.protocol import exits
 from trainmover.protocol.messages import (
@@ -18,6 +18,7 @@ from trainmover.protocol.messages import (
     FinishPassed,
     FirstGate,
     Freeze,
+    InTail,
     Lost,
     PhaseOneFailed,
     PhaseOneReady,
@@ -32,6 +33,7 @@ from trainmover.worker.events import (
     CloseGates,
     Poisoned,
     RunOutFailed,
+    TailStruck,
     UndoStep,
 )
 from trainmover.worker.lifecycle_state import (
@@ -180,6 +182,14 @@ def on_run_out_failed(state: WorkerState, event: RunOutFailed) -> Transition:
     return stay(state, "nothing runs out")
 
 
+def on_tail_struck(state: WorkerState, event: TailStruck, now: Instant) -> Transition:
+    """A value behind the gate was invented: what is left of the tail is a run-out."""
+    main = state.main
+    if not isinstance(main, Tail) or main.step != event.step or main.is_struck:
+        return stay(state, "not in that tail")
+    return stay(replace(state, main=Tail(main.step, now, True)), "the tail is cut short")
+
+
 def notice_pause(state: WorkerState, now: Instant) -> Transition:
     """W5: a process that was stopped has perhaps been replaced.
 
@@ -244,9 +254,19 @@ def report_if_settled(state: WorkerState, now: Instant) -> Transition:
     if not is_due or isinstance(state.main, Ended | Leaving | Failed):
         return stay(state, "")
     if isinstance(state.main, Tail) and state.follows("report_after_tail"):
-        return stay(state, "reports at the boundary")
-    reported = marked(replace(state, reported=state.promise), "reported", now)
+        return _tell_tail(state, now)
+    settled = answered(state, InTail)
+    reported = marked(replace(settled, reported=state.promise), "reported", now)
     return replace_reason(post(reported, report_of(reported), now), "reports")
+
+
+def _tell_tail(state: WorkerState, now: Instant) -> Transition:
+    """Behind a gate this rank may save or evaluate for long: it says so until it can report."""
+    for item in state.outbox:
+        if isinstance(item.body, InTail) and item.body.number == state.promise:
+            return stay(state, "")
+    body = InTail(incarnation=state.incarnation, number=state.promise)
+    return replace_reason(post(state, body, now), "reports at the boundary")
 
 
 def repeat_report(state: WorkerState, now: Instant) -> Transition:
@@ -273,6 +293,7 @@ def report_of(state: WorkerState) -> Report:
         rank=state.rank if state.is_member else -1,
         prepared_number=prepared.plan.number if prepared is not None else 0,
         applied=prepared.plan.target if prepared is not None and is_joiner else state.applied,
+        previous=None if prepared is not None else state.previous,
         has_entered=has_entered,
         last_result=state.last_result,
         broken_state=state.broken_state,

@@ -6,8 +6,9 @@ for a stayer, a joiner and a leaver.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Literal, cast
+
+from msgspec.structs import replace
 
 from trainmover.protocol import exits, flags
 from trainmover.protocol.messages import (
@@ -22,6 +23,7 @@ from trainmover.protocol.messages import (
     Report,
     StandbyReady,
 )
+from trainmover.topology.membership import wards_of
 from trainmover.units import Instant
 from trainmover.worker.events import (
     AbortGeneration,
@@ -163,7 +165,9 @@ def commit_open(state: WorkerState) -> Transition:
         promise=max(state.promise, plan.number),
         membership=plan.membership,
         rank=rank,
+        wards=wards_of(rank, plan.membership),
         applied=plan.target,
+        previous=None,
         last_result=plan.result if is_new or plan.is_rollback else state.last_result,
         is_broken=False,
         edges=(),

@@ -8,11 +8,14 @@ training goes on while a switchover is prepared.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
+
+import msgspec
+from msgspec.structs import replace
 
 from trainmover.errors import ConfigError
 from trainmover.protocol.messages import Edge, Facts, FromWorkerBody, Held, Mark, Plan, Version
-from trainmover.topology.membership import Membership, wards_of
+from trainmover.topology.membership import Membership
 from trainmover.units import Instant, seconds
 from trainmover.worker.events import AnyCommand, Send
 
@@ -44,6 +47,9 @@ class LifecycleConfig:
     the last step's time where that is more."""
     build_timeout_s: float = 1800.0
     """Longest way of `main` to its first boundary."""
+    tail_timeout_s: float = 600.0
+    """Longest way from a gate to the next boundary once a peer is lost (a save, an evaluation);
+    where a collective there was cut short, `run_out_timeout_s` counts."""
     controller_timeout_s: float = 240.0
     """Longest wait without a word from the controller where only it can decide (W15)."""
     resend_interval_s: float = 1.0
@@ -158,6 +164,7 @@ class Tail:
 
     step: int
     since: Instant
+    is_struck: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,8 +219,7 @@ Main = (
 # ------------------------------------------------------------------------- open switchover
 
 
-@dataclass(frozen=True, slots=True)
-class Offered:
+class Offered(msgspec.Struct, frozen=True):
     """A planned switchover is prepared in the background; training goes on."""
 
     plan: Plan
@@ -223,23 +229,20 @@ class Offered:
     """The controller has fixed the target (PlanIssued): cut over at that boundary."""
 
 
-@dataclass(frozen=True, slots=True)
-class Accepted:
+class Accepted(msgspec.Struct, frozen=True):
     """The plan stands; `main` is on its way to the boundary of the target."""
 
     plan: Plan
 
 
-@dataclass(frozen=True, slots=True)
-class CuttingOver:
+class CuttingOver(msgspec.Struct, frozen=True):
     """The runtime swaps channels and moves state."""
 
     plan: Plan
     broken: tuple[Edge, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
+class Prepared(msgspec.Struct, frozen=True):
     """PREPARED: neither aborts nor commits by itself (W15)."""
 
     plan: Plan
@@ -264,13 +267,12 @@ class Outgoing:
     """-1: repeated until answered; else this many times more, for messages without an answer."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WorkerState:
+class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
     """Everything one worker's lifecycle knows."""
 
     config: LifecycleConfig
     incarnation: str
-    facts: Facts = field(default_factory=Facts)
+    facts: Facts = msgspec.field(default_factory=Facts)
     term: int = 0
     """Highest term seen; lower ones are ignored."""
     promise: int = 0
@@ -281,7 +283,10 @@ class WorkerState:
     """Committed generation this worker is a member of; 0: none."""
     membership: Membership | None = None
     rank: int = -1
+    wards: tuple[int, ...] = ()
     applied: Version = START
+    previous: Version | None = None
+    """Version in front of the gate passed last, while this process can go back to it."""
     last_result: tuple[int, ...] = ()
     """Result of gate applied.step - 1, if passed in this process."""
     is_broken: bool = False
@@ -336,8 +341,7 @@ class WorkerState:
         return rule not in self.config.without
 
 
-@dataclass(frozen=True, slots=True)
-class Transition:
+class Transition(msgspec.Struct, frozen=True):
     """Result of one event."""
 
     state: WorkerState
@@ -393,4 +397,4 @@ def holds_wards(state: WorkerState, step: int) -> bool:
         return True
     version = Version(step=step, lineage=state.generation)
     held = {item.owner_rank for item in state.personal if item.version == version}
-    return all(ward in held for ward in wards_of(state.rank, state.membership))
+    return held.issuperset(state.wards)

@@ -7,9 +7,7 @@ what they left behind.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import msgspec
+from msgspec.structs import replace
 
 from trainmover.protocol import exits, flags
 from trainmover.protocol.messages import (
@@ -36,6 +34,7 @@ from trainmover.worker.events import (
     StopWorker,
     UndoStep,
 )
+from trainmover.worker.lifecycle_back import gone_back, repeating
 from trainmover.worker.lifecycle_state import (
     Accepted,
     Bound,
@@ -98,9 +97,14 @@ def on_boundary(state: WorkerState, event: BoundaryReached, now: Instant) -> Tra
                 _noted(state, event),
                 main=Bound(event.step),
                 applied=Version(step=event.step, lineage=lineage),
+                previous=state.applied if event.can_go_back else None,
                 broken_state=broken,
             )
             return arrive(drop_old_personal(moved), now)
+        case Tail(step=step) if event.step == step:
+            # A collective behind the gate was cut short: state is as in front of the gate again.
+            undone = replace(repeating(_noted(state, event)), main=Bound(step))
+            return arrive(marked(undone, "run_out", now), now)
         case RunningOut(step=step) if event.step == step:
             moved = marked(replace(_noted(state, event), main=Bound(step)), "run_out", now)
             return arrive(moved, now)
@@ -168,6 +172,8 @@ def arrive(state: WorkerState, now: Instant) -> Transition:
     step = state.applied.step
     if isinstance(state.switch, Accepted):
         plan = state.switch.plan
+        if plan.target == state.previous and not plan.is_rollback:
+            return start_cut_over(gone_back(state), now)
         if plan.target != state.applied and not plan.is_rollback:
             return off_target(state)
         return start_cut_over(state, now)
@@ -193,7 +199,7 @@ def meet_flag(state: WorkerState, number: int, now: Instant) -> Transition:
         return replace_reason(move, f"waits at the boundary for switchover {number}")
     if switch.is_targeted and switch.plan.target != state.applied:
         return off_target(state)
-    plan = msgspec.structs.replace(switch.plan, target=state.applied)
+    plan = replace(switch.plan, target=state.applied)
     accepted = replace(move.state, switch=Accepted(plan))
     return join(move, start_cut_over(accepted, now))
 
@@ -218,9 +224,10 @@ def replace_reason(move: Transition, reason: str) -> Transition:
 
 
 def oldest_needed(state: WorkerState) -> int:
-    """Step below which personal state is needed no more: the own one, or a roll-back's target."""
+    """Step below which personal state is needed no more: the own one, or what a plan may lead back
+    to."""
     switch = state.switch
-    step = state.applied.step
+    step = (state.previous or state.applied).step
     is_rollback = switch is not None and switch.plan.is_rollback
     return min(step, switch.plan.target.step) if switch is not None and is_rollback else step
 
@@ -292,9 +299,14 @@ def on_personal(state: WorkerState, event: PersonalReceived, now: Instant) -> Tr
     if new.version.step < oldest_needed(state) and state.is_member:
         return stay(state, "personal state of a version that is needed no more")
     for held in state.personal:
-        same = held.owner_rank == new.owner_rank and held.version == new.version
-        if same and (held.is_final or not new.is_final):
+        if (held.owner_rank, held.version) != (new.owner_rank, new.version):
+            continue
+        # Whoever has become the holder of a rank's updates is sent a second copy behind them.
+        is_news = new.replay_from is not None and held.replay_from is None
+        if not is_news and (held.is_final or not new.is_final):
             return stay(state, "held already")
+        new = replace(new, is_final=held.is_final or new.is_final)
+        break
     kept = tuple(
         held
         for held in state.personal

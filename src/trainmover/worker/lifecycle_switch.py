@@ -6,7 +6,7 @@ decided in `lifecycle_commit`; how channels and state move is the runtime's.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from trainmover.protocol import exits
 from trainmover.protocol.messages import (
@@ -32,6 +32,7 @@ from trainmover.worker.events import (
     PreparePhaseOne,
     UndoStep,
 )
+from trainmover.worker.lifecycle_back import gone_back
 from trainmover.worker.lifecycle_break import SWITCH_MESSAGES, is_parked_standby
 from trainmover.worker.lifecycle_commit import settle_open
 from trainmover.worker.lifecycle_state import (
@@ -96,8 +97,14 @@ def _rehearse(event: BecomeStandby) -> EnterMain:
     )
 
 
-def _loop_back(rank: int, world_size: int, attempts: int) -> EnterMain:
-    return EnterMain(rank=rank, world_size=world_size, is_loopback=True, attempts=attempts)
+def _loop_back(rank: int, plan: Plan) -> EnterMain:
+    return EnterMain(
+        rank=rank,
+        world_size=plan.membership.world_size,
+        is_loopback=True,
+        attempts=plan.attempts,
+        version=plan.target.step,
+    )
 
 
 # ------------------------------------------------------------------------- planned: phase one
@@ -184,10 +191,11 @@ def on_plan(state: WorkerState, event: PlanIssued, now: Instant) -> Transition:
         return stay(state, "takes part in nothing any more")
     if plan.kind == "planned":
         return _planned(state, plan, now)
-    is_promised = state.promise == plan.number or not state.follows("promise")
-    if plan.kind == "unplanned" and not is_promised:
+    is_exact = plan.kind == "unplanned"
+    is_promised = plan.number == state.promise if is_exact else plan.number >= state.promise
+    if state.follows("promise") and not is_promised:
         return stay(state, "W13: not the plan that was promised")
-    if plan.membership.rank_of(state.incarnation) is None or plan.number < state.promise:
+    if plan.membership.rank_of(state.incarnation) is None:
         return stay(state, "not a member of this plan")
     state = replace(state, promise=plan.number, reported=max(state.reported, plan.number))
     settled = settle_open(state, plan)
@@ -236,6 +244,8 @@ def _take_up(state: WorkerState, plan: Plan, now: Instant) -> Transition:
     if state.is_half_rolled_back:
         text = f"plan {plan.number} counts on a state that is {state.broken_state}"
         return stop(state, exits.PROTOCOL_FAILED, text)
+    if plan.target == state.previous:
+        return _go_back(accepted, plan, now)
     step = plan.target.step
     match state.main:
         case Bound(step=at) if at == step and state.applied == plan.target:
@@ -256,6 +266,21 @@ def _take_up(state: WorkerState, plan: Plan, now: Instant) -> Transition:
             applied = replace(accepted, main=Tail(at, now), last_result=plan.result)
             command = ApplyGate(step=at, kind=kind, vector=plan.result)
             return Transition(applied, (command,), "some rank passed: applies")
+        case _:
+            return off_target(state)
+
+
+def _go_back(state: WorkerState, plan: Plan, now: Instant) -> Transition:
+    """Another rank's tail was cut short: this one, which has its own behind it, repeats it."""
+    match state.main:
+        case Bound() | Finished(is_stopped=True):
+            return start_cut_over(gone_back(state), now)
+        case RunningOut():
+            opening = (PreparePhaseOne(plan=plan),)
+            return Transition(state, opening, "goes back once the attempt has run out")
+        case HeldInGate(step=at) | Finished(step=at):
+            undone = replace(state, main=RunningOut(at, now))
+            return Transition(undone, (UndoStep(step=at),), "undoes, then goes back")
         case _:
             return off_target(state)
 
@@ -305,7 +330,7 @@ def _join(state: WorkerState, plan: Plan, now: Instant) -> Transition:
         case NotEntered():
             rank = plan.membership.rank_of(state.incarnation)
             rehearsing = replace(state, main=Rehearsing(rank or 0, now))
-            command = _loop_back(rank or 0, plan.membership.world_size, plan.attempts)
+            command = _loop_back(rank or 0, plan)
             return Transition(rehearsing, (command,), "builds main, then joins")
         case _:
             return off_target(state)

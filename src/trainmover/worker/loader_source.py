@@ -13,10 +13,9 @@ the script seeds it per sample.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-import msgspec
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
@@ -24,7 +23,9 @@ from trainmover.errors import ScriptError, StateMismatch, TrackError
 from trainmover.state.codec import decode_plain, encode_plain
 from trainmover.state.rng import capture_host_rng, preserved_rng, restore_rng
 from trainmover.worker.index_tap import IndexTap
+from trainmover.worker.loader_deal import Deal
 from trainmover.worker.loader_order import Exhausted, has_state, settle_order
+from trainmover.worker.loader_place import Cursor, EpochStart, names_digest
 from trainmover.worker.loader_seeds import WorkerStart, epoch_seed
 from trainmover.worker.sampler_state import (
     RankChange,
@@ -39,32 +40,6 @@ POLICIES: Final = ("error", "replay", "restart")
 
 READ_OVER_MAX: Final = 32
 """Batches that are read and dropped rather than starting worker processes anew."""
-
-
-class EpochStart(msgspec.Struct, frozen=True, array_like=True):
-    """What determines the order of an epoch, taken before its iterator was made."""
-
-    rng: bytes
-    samplers: bytes
-    is_reset: bool
-    """Whether living worker processes were re-used; then no base seed was drawn."""
-
-
-class Cursor(msgspec.Struct, frozen=True, array_like=True):
-    """A place between two batches of a loader."""
-
-    epoch: int
-    fetched: int
-    """Batches fetched in this epoch; 0 means that it has not begun."""
-    start: EpochStart
-    state: bytes | None
-    """Encoded state of the loader or of its dataset, where they have one."""
-    length: int | None
-    """Batches in an epoch, where known: a cheap check that the data is the same."""
-    samplers: bytes | None = None
-    """State of the samplers' generators now, for loaders that do not draw the same on resuming."""
-    is_exhausted: bool = False
-    """Whether an iterable dataset has ended already, though the epoch was not seen to."""
 
 
 class LoaderSource:
@@ -94,6 +69,8 @@ class LoaderSource:
             self._is_iterable and loader.num_workers == 0 and self._stateful_dataset is not None
         )
         self._is_indexed = is_plain_loader and not self._is_iterable
+        self._deal = Deal(loader)
+        self._data = names_digest(dataset)
         self._check_has_position()
 
     def _check_has_position(self) -> None:
@@ -143,7 +120,7 @@ class LoaderSource:
             except StopIteration:
                 if self.fetched == 0:
                     raise ScriptError("the loader gave no batch in a whole epoch") from None
-                self.epoch, self.fetched = self.epoch + 1, 0
+                self._end_epoch()
                 self._begin_epoch()
                 continue
             self._untap()
@@ -159,7 +136,7 @@ class LoaderSource:
         """
         if not self._is_indexed or self.loader.num_workers == 0:
             return True
-        return not 0 < self.fetched < (self.length or 0)
+        return not 0 < self.fetched < (self._deal.batch_count(self.epoch) or self.length or 0)
 
     def mark(self) -> Cursor:
         """The place of now."""
@@ -177,6 +154,8 @@ class LoaderSource:
                 self.length,
                 capture_samplers(self.loader) if self._is_stateful and self.fetched else None,
                 self._has_dataset_state and getattr(fetcher, "ended", False),
+                self._deal.layout,
+                self._data,
             )
         return self._cursor
 
@@ -191,12 +170,14 @@ class LoaderSource:
                 f"an epoch has {self.length} batches here and {cursor.length} where the position "
                 "comes from: other data, or another batch size"
             )
+        self._check_data(cursor)
         if self._is_ahead(cursor):
             self._advance(cursor)
             return
         self._shut_down()
         self._parked = self._cursor = None
         self.epoch, self.fetched = cursor.epoch, cursor.fetched
+        self._deal.shares = cursor.start.shares
         with preserved_rng():
             if self._policy == "restart" and not self._can_seek:
                 self.fetched = 0
@@ -207,6 +188,37 @@ class LoaderSource:
                 self._reopen(cursor)
         if self._can_seek:
             self._cursor = cursor
+
+    def _check_data(self, cursor: Cursor) -> None:
+        if cursor.data and self._data and cursor.data != self._data:
+            raise StateMismatch(
+                "the dataset reads from other names here than where the position comes from, or "
+                "from the same in another order; sort what a directory listing gives"
+            )
+
+    def share_out(self, cursors: Sequence[Cursor], rank: int, world_size: int) -> None:
+        """Go to where another number of ranks have left their loaders, given the place of each.
+
+        Raises:
+            StateMismatch: It can't be said who is to read what; the message has the remedy.
+        """
+        first = cursors[0]
+        for cursor in cursors:
+            self._check_data(cursor)
+        self._shut_down()
+        self._parked = self._cursor = None
+        self._deal.look_again()
+        if self._deal.is_alike(cursors):
+            self.seek(first)
+        elif self._deal.layout is not None:
+            self.epoch, self.fetched = self._deal.take_over(cursors), 0
+        elif self._policy == "restart" and not self._can_seek:
+            self.epoch, self.fetched = first.epoch, 0
+        else:
+            state = self._deal.merged_state(cursors, rank, world_size)
+            self.epoch = first.epoch
+            self.fetched = first.fetched if self._stateful_dataset is None else 0
+            self._load_state(encode_plain(state, "reshard_state()"))
 
     def _is_ahead(self, cursor: Cursor) -> bool:
         """Whether `cursor` is a few batches ahead of what worker processes are reading already."""
@@ -235,6 +247,7 @@ class LoaderSource:
     def set_rank(self, change: RankChange) -> bool:
         """Change the rank inside samplers in place; False if one may be held elsewhere."""
         is_free, has_changed = set_rank(self.loader, change)
+        self._deal.look_again()
         if has_changed and self._iterator is not None:
             self.seek(self.mark())
         return is_free
@@ -263,7 +276,16 @@ class LoaderSource:
     def _capture_start(self) -> EpochStart:
         keeps_workers = getattr(self.loader, "persistent_workers", False)
         is_reset = bool(keeps_workers) and getattr(self.loader, "_iterator", None) is not None
-        return EpochStart(capture_host_rng(), capture_samplers(self.loader), is_reset)
+        samplers = capture_samplers(self.loader)
+        return EpochStart(capture_host_rng(), samplers, is_reset, self._deal.shares)
+
+    def _end_epoch(self) -> None:
+        self.epoch, self.fetched = self.epoch + 1, 0
+        if self._deal.shares:
+            self._deal.shares = ()
+            if self._is_stateful:
+                # Its worker processes would go on with the sampler that stood in for this epoch.
+                self._shut_down()
 
     def _begin_epoch(self) -> None:
         set_epoch(self.loader, self.epoch)
@@ -273,10 +295,10 @@ class LoaderSource:
     def _open(self, skip: int) -> Iterator[Any]:
         """Make the loader's iterator, which drops `skip` batches of indices first."""
         if not self._is_indexed:
-            fresh: Iterator[Any] = iter(self.loader)
-            return fresh
+            return self._deal.open(self.epoch)
         tap = self._install_tap()
         tap.skip = skip
+        tap.stand_in = self._deal.stand_in(self.epoch)
         iterator = self._start_readers(tap)
         tap.skip = 0
         if isinstance(iterator, _BaseDataLoaderIter):

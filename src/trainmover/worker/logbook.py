@@ -38,8 +38,9 @@ class Logbook:
     def log(self, values: Mapping[str, Any]) -> None:
         """Record values of the current step; told once when it is committed."""
         target = self.before_gate if self._stepper.phase == "running" else self.after_gate
-        for name, value in values.items():
-            target[name] = _as_text(value)
+        texts = {name: _as_text(value) for name, value in values.items()}
+        target.update(texts)
+        self._stepper.snapshots.logged(texts)
 
     def commit(self, step_index: int) -> None:
         """Called by the step when it is committed and its block has ended."""
@@ -69,6 +70,7 @@ class Logbook:
         if self._stepper.is_shadow or self._stepper.rank != 0:
             return
         for step_index, values in sorted(by_step.items()):
+            self._stepper.snapshots.logged(values)
             self.tell(step_index, values)
 
     def finding(self, kind: str, text: str) -> None:

@@ -12,12 +12,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from trainmover.communicator.settings import Mode
-from trainmover.protocol.messages import Edge, KeepRecording, Message, Plan
+from trainmover.protocol.messages import CostsMeasured, Edge, KeepRecording, Message, Plan
 from trainmover.topology.membership import backups_of
 from trainmover.worker import orders
 from trainmover.worker.cut_over import CutOverRun
 from trainmover.worker.events import Local
 from trainmover.worker.first_iterations import FirstIterations
+from trainmover.worker.increment_side import IncrementSide
 from trainmover.worker.personal import PERSONAL, Personal, encode
 from trainmover.worker.snapshot_side import SnapshotSide
 from trainmover.worker.walk import Walk
@@ -45,8 +46,12 @@ class MainSide:
         self.restore: orders.Restore | None = None
         """What the next live entry of `main` begins with."""
         self.snapshots: SnapshotSide | None = SnapshotSide(
-            runtime.request.spec, runtime.request.secret, runtime.config.transfer_timeout_s
+            runtime.request.machine,
+            runtime.request.spec,
+            runtime.request.secret,
+            runtime.config.transfer_timeout_s,
         )
+        self.increments: IncrementSide | None = runtime.increments
         self.walk = Walk(runtime)
         self.first: FirstIterations | None = None
 
@@ -72,6 +77,10 @@ class MainSide:
     def clear_taint(self) -> None:
         """After an undo."""
         self._runtime.communicator.clear_taint()
+
+    def guard_waits(self, guard: Callable[[], None] | None) -> None:
+        """Of the script's own collectives."""
+        self._runtime.communicator.after_wait = guard
 
     def committed(self, plan: Plan) -> None:
         """On the I/O thread: `plan` is committed; a fresh start may begin with a checkpoint."""
@@ -109,6 +118,10 @@ class MainSide:
     def fetch_personal(self, plan: Plan, rank: int) -> Personal:
         """Joiner, main thread."""
         return self._runtime.exchange.fetch_personal(plan, rank)
+
+    def fetch_shared(self, plan: Plan, rank: int) -> tuple[tuple[str, bytes], ...]:
+        """Joiner, main thread."""
+        return self._runtime.exchange.fetch_shared(plan, rank)
 
     def adopted(self, plan: Plan, how: str) -> None:
         """Joiner, main thread: plays its rank."""
@@ -166,6 +179,11 @@ class MainSide:
             return None
         self.first = FirstIterations(self._runtime, inventory, rank)
         return self.first
+
+    def learn(self, costs: CostsMeasured) -> None:
+        """On the I/O thread: what saves cost and how often the job fails."""
+        if self.snapshots is not None:
+            self.snapshots.learn(costs)
 
     def decide_recording(self, order: KeepRecording) -> None:
         """On the I/O thread: who keeps the recording of this rank's class."""

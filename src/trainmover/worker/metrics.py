@@ -110,6 +110,14 @@ def _base(reduce: str) -> str:
     return "sum" if reduce == "mean" else reduce
 
 
+def as_float(text: str) -> float | None:
+    """A value as `step.log` tells it; None if it is not a number."""
+    try:
+        return float.fromhex(text)
+    except ValueError:
+        return None
+
+
 def _number(value: Any) -> float:
     detach = getattr(value, "detach", None)
     return float(detach() if callable(detach) else value)

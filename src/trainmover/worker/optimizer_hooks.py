@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainmover.errors import ScriptError
+from trainmover.worker.unwinding import StepUndone
 
 if TYPE_CHECKING:
     from trainmover.worker.stepper import Stepper
@@ -26,6 +27,8 @@ def install(optimizer: torch.optim.Optimizer, stepper: Stepper) -> None:
     def before_step(
         _: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        if stepper.increments.is_playing:
+            return None
         if torch._C._current_graph_task_id() != NO_GRAPH_TASK:
             raise ScriptError(
                 "an optimizer steps inside backward; such a step can't be undone. Step the "
@@ -33,20 +36,28 @@ def install(optimizer: torch.optim.Optimizer, stepper: Stepper) -> None:
             )
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if closure is None:
-            enter_gate(stepper)
+            enter_gate(stepper, optimizer)
             return None
-        wrapped = _gated(closure, stepper)
+        wrapped = _gated(closure, stepper, optimizer)
         if "closure" in kwargs:
             return args, {**kwargs, "closure": wrapped}
         return (args[0], wrapped, *args[2:]), kwargs
 
+    def after_step(_: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not stepper.increments.is_playing:
+            stepper.increments.stepped()
+
     optimizer.register_step_pre_hook(before_step)
+    optimizer.register_step_post_hook(after_step)
 
 
-def enter_gate(stepper: Stepper) -> None:
+def enter_gate(stepper: Stepper, optimizer: torch.optim.Optimizer) -> None:
     """The one gate of this step; optimizers that step back to back share it."""
+    stepper.increments.stepping(optimizer)
     if stepper.phase == "tail":
-        if stepper.watch.calls > stepper.watch.calls_at_gate and not stepper.is_shadow:
+        if stepper.tail.is_void:
+            raise StepUndone
+        if stepper.watch.calls > stepper.watch.calls_at_gate and not stepper.tail.is_repeatable:
             raise ScriptError(
                 f"step {stepper.step_index - 1}: a second update with communication in front of it "
                 "in one step; such a step can't be undone as one. Give each update its own part: "
@@ -61,7 +72,9 @@ def enter_gate(stepper: Stepper) -> None:
     stepper.watch.calls_at_gate = stepper.watch.calls
 
 
-def _gated(closure: Callable[[], Any], stepper: Stepper) -> Callable[[], Any]:
+def _gated(
+    closure: Callable[[], Any], stepper: Stepper, optimizer: torch.optim.Optimizer
+) -> Callable[[], Any]:
     calls = 0
 
     def gated() -> Any:
@@ -69,7 +82,7 @@ def _gated(closure: Callable[[], Any], stepper: Stepper) -> Callable[[], Any]:
         value = closure()
         calls += 1
         if calls == 1:
-            enter_gate(stepper)
+            enter_gate(stepper, optimizer)
         return value
 
     return gated

@@ -30,6 +30,8 @@ class RunMain:
     is_loopback: bool
     attempts: int
     """Loop-back iterations before parking; -1: until the collective sequence has settled."""
+    version: int = 0
+    """Where the members stand whom this process joins with exactly `attempts`."""
     is_adoption: bool = False
     """Entered again because this standby was built as another rank."""
     number: int = 0
@@ -127,13 +129,18 @@ class OrderBox:
         except queue.Empty:
             return
 
-    def take(self) -> Order:
-        """Wait for the next order.
+    def take(self, on_wait: Callable[[], None] | None = None) -> Order:
+        """Wait for the next order; `on_wait` is called first where there is none yet.
 
         Blocks: while the I/O thread lives. Its decider bounds every wait and gives `Halt` when
         one has passed its deadline, so the wait here needs none of its own beyond that thread's
         life.
         """
+        if on_wait is not None:
+            try:
+                return self._queue.get_nowait()
+            except queue.Empty:
+                on_wait()
         while True:
             try:
                 return self._queue.get(timeout=1.0)

@@ -6,10 +6,11 @@ ranks; those that are equal everywhere are shared, and a joiner gets them from a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from trainmover.protocol.messages import Version
-from trainmover.state.rng import capture_rng
+from trainmover.state.tensors import bytes_digest
 from trainmover.worker.personal import Personal
 
 if TYPE_CHECKING:
@@ -26,19 +27,27 @@ class OwnLeaves:
         self.is_tail_mutating = False
         """Own leaves change after the gate: the gate's copy is not final."""
 
-    def capture(self, step: int, lineage: int, is_final: bool) -> Personal:
+    def smalls(self) -> dict[str, bytes]:
+        """Every small leaf as it is now: taken once for all who need it at this instant."""
+        inventory = self._stepper.inventory
+        return {name: inventory.small_bytes(name) for name in inventory.small_names}
+
+    def capture(
+        self, version: Version, smalls: Mapping[str, bytes], rng: bytes, *, is_final: bool
+    ) -> Personal:
         names = self._stepper.inventory.small_names if self.names is None else sorted(self.names)
         return Personal(
             owner_rank=self._stepper.rank,
-            version=Version(step=step, lineage=lineage),
+            version=version,
             is_final=is_final,
-            rng=capture_rng(),
+            rng=rng,
             batches=self.positions(),
-            smalls=tuple((name, self._stepper.inventory.small_bytes(name)) for name in names),
+            smalls=tuple((name, smalls[name]) for name in names),
             logged=tuple(sorted(self._stepper.logbook.before_gate.items())),
             step_index=self._stepper.step_index,
             parts_done=self._stepper.parts_done,
             metrics=self._stepper.metrics.pending(at_gate=self._stepper.phase == "gate"),
+            replicas=self._stepper.increments.replicas,
         )
 
     def positions(self) -> tuple[bytes, ...]:
@@ -56,11 +65,8 @@ class OwnLeaves:
             return self._stepper.step_index + 1, ()
         return self._stepper.step_index, done
 
-    def small_digests(self) -> tuple[int, ...]:
-        return tuple(
-            self._stepper.inventory.small_digest(name)
-            for name in self._stepper.inventory.small_names
-        )
+    def small_digests(self, smalls: Mapping[str, bytes] | None = None) -> tuple[int, ...]:
+        return tuple(map(bytes_digest, (self.smalls() if smalls is None else smalls).values()))
 
     def note_tail_mutation(self, at_gate: Personal, here: Personal) -> None:
         if self.is_tail_mutating:

@@ -13,6 +13,9 @@ from trainmover.protocol.messages import Held, Version
 
 PERSONAL: int = 1
 """Kind of the control frame that carries personal state."""
+INCREMENT: int = 2
+"""Kind of the control frame that announces an increment; its bytes follow in others."""
+INCREMENT_BYTES: int = 3
 
 KEPT_VERSIONS = 4
 """Versions of one owner that are kept: it may be a gate ahead, and a plan may go one back."""
@@ -36,6 +39,8 @@ class Personal(msgspec.Struct, frozen=True, kw_only=True):
     """Values that ride in front of the next gate: step, reduction, name, value."""
     logged: tuple[tuple[str, str], ...] = ()
     """What `step.log` recorded in front of the gate of step version.step - 1."""
+    replicas: tuple[int, ...] = ()
+    """Ranks whose bulk state is equal to this rank's; some of them where there are many."""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -57,32 +62,55 @@ def decode(data: bytes) -> Personal:
         ) from error
 
 
+class _Head(msgspec.Struct, frozen=True):
+    """What a backup has to know of a `Personal` at once; the rest is read by who needs it."""
+
+    owner_rank: int
+    version: Version
+    is_final: bool
+
+
+_head_decoder = msgspec.msgpack.Decoder(_Head)
+
+
 class BackupStore:
-    """Personal states of this rank's wards, a few versions each. Only the I/O thread writes."""
+    """Personal states of this rank's wards, a few versions each. Only the I/O thread writes.
+
+    Kept as they came: nearly all of them are never read, and to take each apart would cost every
+    step more than to send it.
+    """
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[int, int], Personal] = {}
+        self._kept: dict[tuple[int, int], tuple[Held, bytes]] = {}
 
-    def put(self, personal: Personal) -> Held:
-        """Keep the newest copy of (owner, version); a gate copy never replaces a final one."""
-        key = (personal.owner_rank, personal.version.step)
+    def put(self, data: bytes) -> Held:
+        """Keep the newest copy of (owner, version); a gate copy never replaces a final one.
+
+        Raises:
+            RemoteProtocolError: This is no encoded personal state.
+        """
+        try:
+            head = _head_decoder.decode(data)
+        except msgspec.DecodeError as error:
+            raise RemoteProtocolError(
+                f"expected personal state, got {len(data)} bytes: {error}"
+            ) from error
+        key = (head.owner_rank, head.version.step)
         known = self._kept.get(key)
-        if known is None or not known.is_final or personal.is_final:
-            self._kept[key] = personal
-        kept = self._kept[key]
+        if known is None or not known[0].is_final or head.is_final:
+            held = Held(owner_rank=head.owner_rank, version=head.version, is_final=head.is_final)
+            self._kept[key] = (held, data)
         self._drop_old(*key)
-        return Held(owner_rank=kept.owner_rank, version=kept.version, is_final=kept.is_final)
+        return self._kept[key][0]
 
     def get(self, owner_rank: int, step: int) -> Personal | None:
         """Personal state of `owner_rank` for version `step`, if held."""
-        return self._kept.get((owner_rank, step))
+        kept = self._kept.get((owner_rank, step))
+        return None if kept is None else decode(kept[1])
 
     def held(self) -> tuple[Held, ...]:
         """All that is held, by owner and version."""
-        return tuple(
-            Held(owner_rank=kept.owner_rank, version=kept.version, is_final=kept.is_final)
-            for _, kept in sorted(self._kept.items())
-        )
+        return tuple(held for _, (held, _) in sorted(self._kept.items()))
 
     def _drop_old(self, owner_rank: int, newest: int) -> None:
         for key in [k for k in self._kept if k[0] == owner_rank and k[1] <= newest - KEPT_VERSIONS]:

@@ -33,6 +33,7 @@ from trainmover.worker.stepper import Stepper
 if TYPE_CHECKING:
     from trainmover.protocol.messages import Edge
     from trainmover.worker.entry import Main
+    from trainmover.worker.increment_side import IncrementSide
     from trainmover.worker.snapshot_side import SnapshotSide
 
 END_LIMIT_S = 20.0
@@ -48,6 +49,7 @@ class PlainHost:
     is_tainted = False
     is_running_out = False
     snapshots: SnapshotSide | None = None
+    increments: IncrementSide | None = None
 
     def __init__(self, rank: int) -> None:
         self.orders = orders.OrderBox(lambda: True)
@@ -58,6 +60,9 @@ class PlainHost:
 
     def clear_taint(self) -> None:
         """Nothing is ever tainted."""
+
+    def guard_waits(self, guard: Callable[[], None] | None) -> None:
+        """Nothing is ever cut short."""
 
     def post(self, event: events.Local) -> None:
         """Answer at once."""
@@ -90,6 +95,10 @@ class PlainHost:
         raise LocalProtocolError("no switchover without an agent")
 
     def peek_personal(self, plan: Plan, rank: int) -> Personal | None:
+        """There is no switchover."""
+        raise LocalProtocolError("no switchover without an agent")
+
+    def fetch_shared(self, plan: Plan, rank: int) -> tuple[tuple[str, bytes], ...]:
         """There is no switchover."""
         raise LocalProtocolError("no switchover without an agent")
 

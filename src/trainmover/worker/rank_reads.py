@@ -27,6 +27,10 @@ KNOWN_READERS = (
 )
 """Readers whose use of the rank we can change (samplers) or that keep nothing of it (logging)."""
 
+FROZEN = "<frozen "
+"""Python's own `os.environ.get` and `os.getenv`, and copies of the environment: whoever calls them
+is the reader."""
+
 BAKING_READERS = ("/torch/distributed/device_mesh.py", "/torch/distributed/tensor/")
 """Readers that derive layout from the rank."""
 
@@ -72,8 +76,8 @@ def _reader() -> str:
         name = frame.f_code.co_filename
         if any(part in name for part in BAKING_READERS):
             return _script_frame(frame) or f"{name.rsplit('/', 1)[-1]}:{frame.f_lineno}"
-        is_ours = "/trainmover/" in name
-        if not is_ours:
+        is_passed_on = "/trainmover/" in name or name.startswith(FROZEN)
+        if not is_passed_on:
             if any(part in name for part in KNOWN_READERS):
                 return "" if not _is_plain_getter(name) else _reader_above(frame)
             return f"{name.rsplit('/', 1)[-1]}:{frame.f_lineno}"

@@ -9,7 +9,7 @@ switchover do that where more than one of them stays.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import torch
 import torch.distributed as dist
@@ -18,6 +18,10 @@ from trainmover.state.tensors import bytes_digest
 
 if TYPE_CHECKING:
     from trainmover.worker.stepper import Stepper
+
+
+NEAR: Final = 8
+"""Replicas that are remembered before and behind a rank: one on another machine is enough."""
 
 
 def confirm_replicas(stepper: Stepper) -> None:
@@ -34,6 +38,16 @@ def confirm_replicas(stepper: Stepper) -> None:
     dist.all_gather_into_tensor(everybody, own)
     if stepper.host.is_tainted:
         return  # what was built is void, or a standby's
-    alike = everybody.view(-1, 2)[everybody.view(-1, 2)[:, 0] == own[0]]
+    pairs = everybody.view(-1, 2)
+    alike = pairs[pairs[:, 0] == own[0]]
     if bool((alike[:, 1] != own[1]).any()):
         inventory.tell_apart(values)
+    if not stepper.is_shadow:  # alone, everybody looks like oneself
+        equal = (pairs == own).all(dim=1).nonzero().view(-1).tolist()
+        stepper.increments.replicas = _some(equal, stepper.rank)
+
+
+def _some(ranks: list[int], own: int) -> tuple[int, ...]:
+    """Of many replicas those whose ranks follow: consecutive ranks may share a machine."""
+    others = [rank for rank in ranks if rank > own] + [rank for rank in ranks if rank < own]
+    return (*others[:NEAR], *others[-NEAR:]) if len(others) > 2 * NEAR else tuple(others)

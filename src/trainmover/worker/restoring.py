@@ -1,8 +1,8 @@
 """Loading a durable checkpoint at the start of `main`, before its first boundary is reported.
 
-Decides what each rank takes: its own shard where the checkpoint has the same number of ranks, which
-is exact; else the parts of each tensor that this rank holds now, and what all ranks share. Which
-checkpoint it is was decided for the whole job.
+Decides which copy of a checkpoint is read and how long that may take. Which checkpoint it is was
+decided for the whole job; what of it goes where is decided in `loading` and, at another world size,
+in `another_size`.
 """
 
 from __future__ import annotations
@@ -10,16 +10,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trainmover.checkpoint.bounded import Limits, Watch
-from trainmover.checkpoint.reader import Checkpoint, load, open_checkpoint
-from trainmover.checkpoint.store import open_store
-from trainmover.errors import StateMismatch
+from trainmover.checkpoint.reader import Checkpoint, load
+from trainmover.checkpoint.tiers import open_named, open_tiers
+from trainmover.errors import CheckpointError, ShardCorrupt, ShardMissing, StateMismatch
 from trainmover.protocol.messages import Version
-from trainmover.protocol.snapshot_image import ImageEntry
-from trainmover.state.resharding import resized
-from trainmover.state.rng import capture_rng
-from trainmover.state.snapshot import image_entries, load_entries
-from trainmover.worker.personal import Personal, decode
-from trainmover.worker.snapshots import SharedLeaves, decode_shared
+from trainmover.worker.another_size import taken_over
+from trainmover.worker.loading import (
+    Loaded,
+    buffer_dtypes,
+    cast_buffers,
+    load_other_size,
+    load_same_size,
+)
 
 if TYPE_CHECKING:
     from trainmover.worker.stepper import Stepper
@@ -38,82 +40,39 @@ def restore(stepper: Stepper, name: str, target: Version) -> None:
     config = side.keeping.checkpoint
     limits = Limits(stall_s=min(STALL_S, config.load_timeout_s), total_s=config.load_timeout_s)
 
-    def work(watch: Watch) -> tuple[Personal, bool]:
-        checkpoint = open_checkpoint(open_store(config.directory), name, watch=watch)
-        if (checkpoint.manifest.step, checkpoint.manifest.lineage) != (target.step, target.lineage):
-            raise StateMismatch(
-                f"checkpoint {name} is of step {checkpoint.manifest.step}, expected {target.step}"
-            )
-        is_same_size = checkpoint.manifest.world_size == stepper.world_size
-        take = _load if is_same_size else _reshard
-        return take(stepper, checkpoint), is_same_size
+    stores = open_tiers(config, side.machine)
 
-    personal, is_same_size = load(work, what=f"loading checkpoint {name}", limits=limits)
-    stepper.roles.put_own(personal, target, are_names_known=is_same_size)
+    def work(watch: Watch) -> Loaded:
+        failure: CheckpointError | None = None
+        for checkpoint in open_named(stores, name, watch=watch):
+            try:
+                return _take(stepper, checkpoint, target, config.allows_cast)
+            except (ShardCorrupt, ShardMissing) as error:
+                failure = error  # another tier may have been written by another try
+        assert failure is not None, "open_named has raised"
+        raise failure
+
+    dtypes = buffer_dtypes(stepper.inventory)
+    loaded = load(work, what=f"checkpoint {name}", limits=limits)
+    personal = loaded.personals[0]
+    if not loaded.is_same_size:
+        personal = taken_over(stepper, loaded.personals)
+    stepper.roles.put_own(personal, target, are_names_known=loaded.is_same_size)
+    if loaded.casts:
+        cast_buffers(stepper.inventory, dtypes)
+        stepper.logbook.finding("restore", f"cast as asked for: {'; '.join(loaded.casts)}")
     stepper.snapshots.begun_at(target.step)
+    is_exact = loaded.is_same_size and not loaded.casts
+    stepper.restored.begin(f"checkpoint {name}", loaded.values, is_exact=is_exact)
     stepper.host.mark("checkpoint loaded")
 
 
-def _load(stepper: Stepper, checkpoint: Checkpoint) -> Personal:
-    rank, inventory = stepper.rank, stepper.inventory
-    state = checkpoint.rank_state(rank)
-    if state.identity != inventory.identity:
+def _take(stepper: Stepper, checkpoint: Checkpoint, target: Version, allows_cast: bool) -> Loaded:
+    manifest = checkpoint.manifest
+    if (manifest.step, manifest.lineage) != (target.step, target.lineage):
         raise StateMismatch(
-            f"checkpoint {checkpoint.name}: rank {rank} was saved of other objects, shapes or "
-            f"shards: identity {state.identity}, here {inventory.identity}"
+            f"checkpoint {checkpoint.name} is of step {manifest.step}, expected {target.step}"
         )
-    shared = decode_shared(state.shared)
-    entries = tuple(
-        ImageEntry(**{name: getattr(entry, name) for name in ImageEntry.__struct_fields__})
-        for entry in state.entries
-    )
-
-    def read(entry: ImageEntry, view: memoryview) -> None:
-        checkpoint.read_entry(rank, entry.name, view)
-
-    load_entries(inventory, shared.manifest, entries, read)
-    _load_smalls(stepper, shared)
-    if inventory.bulk_digest() != state.bulk_digest:
-        raise StateMismatch(
-            f"checkpoint {checkpoint.name}: loaded state of rank {rank} has digest "
-            f"{inventory.bulk_digest():016x}, saved was {state.bulk_digest:016x}"
-        )
-    return decode(state.personal)
-
-
-def _load_smalls(stepper: Stepper, shared: SharedLeaves) -> None:
-    for name, data in shared.smalls:
-        stepper.inventory.load_small(name, data)
-
-
-def _reshard(stepper: Stepper, checkpoint: Checkpoint) -> Personal:
-    """Parts of every tensor as this rank holds them; own leaves stay as `main` has built them."""
-    inventory, world = stepper.inventory, checkpoint.manifest.world_size
-    state = checkpoint.rank_state(min(stepper.rank, world - 1))
-    shared, old = decode_shared(state.shared), decode(state.personal)
-    if stepper.batches:
-        raise StateMismatch(
-            f"checkpoint {checkpoint.name} was saved by {world} ranks, this job has "
-            f"{stepper.world_size}: where each loader stands can't be carried over. Start with "
-            f"{world} ranks, or export the model and begin a new run from it"
-        )
-    inventory.conform(resized(inventory, shared.manifest))
-    entries, _ = image_entries(inventory)
-
-    def read(entry: ImageEntry, view: memoryview) -> None:
-        view[:] = checkpoint.assemble(entry.name, entry.global_offset, entry.shape)
-
-    load_entries(inventory, inventory.manifest(), entries, read)
-    _load_smalls(stepper, shared)
-    own = [name for name, _ in old.smalls]
-    if own:
-        text = f"{', '.join(own)} differed by rank and begin anew on {stepper.world_size} ranks"
-        stepper.logbook.finding("restore", text)
-    return Personal(
-        owner_rank=stepper.rank,
-        version=old.version,
-        is_final=True,
-        rng=capture_rng(),
-        batches=(),
-        step_index=old.step_index,
-    )
+    is_same_size = manifest.world_size == stepper.world_size
+    take = load_same_size if is_same_size else load_other_size
+    return take(stepper, checkpoint, allows_cast=allows_cast)

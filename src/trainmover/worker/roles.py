@@ -15,6 +15,7 @@ from trainmover.state.rng import restore_rng
 from trainmover.state.transfer import receive_state
 from trainmover.worker import orders
 from trainmover.worker.personal import Personal
+from trainmover.worker.playing import receive_played
 from trainmover.worker.unwinding import Halted, Reentered
 
 if TYPE_CHECKING:
@@ -46,16 +47,27 @@ class Roles:
         if plan.is_rollback:
             self.receive(plan)
             return False
+        if plan.target.step < stepper.version.step:
+            self._go_back(plan)
         if plan.kind == "unplanned" and plan.joiners and stepper.metrics.drop_late():
             stepper.logbook.finding(
                 "dropped",
                 f"step {stepper.step_index - 1}: reduced values logged behind optimizer.step() are "
                 "dropped after a loss; log them in front of it to keep them",
             )
+        stepper.restored.drop()
         stepper.bulk_digest = stepper.inventory.bulk_digest()
         stepper.shared_digest = self.shared_digest_now()
         stepper.host.settled(plan)
         return False
+
+    def _go_back(self, plan: Plan) -> None:
+        """Another rank's tail was cut short: the step that ends in it is repeated by all."""
+        stepper = self._stepper
+        if stepper.tail.copy.version != plan.target:
+            text = f"plan {plan.number} goes back to {plan.target}, of which nothing is kept"
+            raise Halted(exits.PROTOCOL_FAILED, text)
+        stepper.tail.go_back()
 
     def shared_digest_now(self) -> int:
         stepper = self._stepper
@@ -87,6 +99,7 @@ class Roles:
                     world_size=stepper.world_size,
                     is_loopback=True,
                     attempts=plan.attempts if is_too_warm else -1,
+                    version=plan.target.step,
                     is_adoption=True,
                     number=stepper.entry.number,
                     rehearsals=() if walk is None else walk.rehearsals_for(rank),
@@ -149,6 +162,8 @@ class Roles:
         stepper.host.mark("snapshot loaded")
         self.put_own(personal, plan.target)
         stepper.has_rolled_back = True
+        source = f"snapshot of step {plan.target.step}"
+        stepper.restored.begin(source, fetch.description.loss, is_exact=True)
         stepper.host.received(plan, amount)
 
     def _receive_live(self, plan: Plan) -> None:
@@ -158,6 +173,9 @@ class Roles:
             return receive_state(stream, stepper.inventory, progress=progress).bytes
 
         source = next(source for source in plan.sources if source.rank == stepper.rank)
+        if source.kind == "increments":
+            receive_played(stepper, plan, source)
+            return
         peer = source.bulk_from
         try:
             amount = stepper.host.fetch_state(plan, stepper.rank, receive)
@@ -176,8 +194,22 @@ class Roles:
         self.put_own(personal, plan.target)
         stepper.host.received(plan, amount)
 
-    def put_own(self, personal: Personal, target: Version, *, are_names_known: bool = True) -> None:
-        """Own leaves of this rank at `target`, whose bulk and shared leaves are in place."""
+    def put_own(
+        self,
+        personal: Personal,
+        target: Version,
+        *,
+        are_names_known: bool = True,
+        is_ours: bool = False,
+    ) -> None:
+        """Own leaves of this rank at `target`, whose bulk and shared leaves are in place.
+
+        Args:
+            personal: Where they come from.
+            target: Version that this rank is at afterwards.
+            are_names_known: The gate has shown which small leaves are own.
+            is_ours: This process was there before: its log lines are told.
+        """
         stepper = self._stepper
         names = frozenset(name for name, _ in personal.smalls)
         stepper.own.names = names if target.step > 0 and are_names_known else None
@@ -187,6 +219,7 @@ class Roles:
             batches.restore(position)
         restore_rng(personal.rng)
         stepper.metrics.put(personal.metrics)
+        stepper.increments.replicas = personal.replicas or stepper.increments.replicas
         stepper.version = target
         stepper.step_index = personal.step_index
         stepper.parts_done = personal.parts_done
@@ -197,7 +230,7 @@ class Roles:
         if stepper.host.walk is not None:
             stepper.host.walk.adopted()
         stepper.gate_personal = None
-        if stepper.rank == 0 and personal.logged:
+        if stepper.rank == 0 and personal.logged and not is_ours:
             # The lost primary may have passed the gate and died before telling its log line.
             behind = stepper.step_index if stepper.parts_done else stepper.step_index - 1
             stepper.logbook.tell(behind, dict(personal.logged))

@@ -12,12 +12,11 @@ import sys
 import threading
 import time
 import traceback
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from trainmover.communicator.communicator import Communicator
-from trainmover.communicator.engine import Engine, Timer
+from trainmover.communicator.engine import Engine
 from trainmover.communicator.settings import ChannelIdentity, CommunicatorConfig
 from trainmover.edges.faults import reached
 from trainmover.edges.probes import machine_facts
@@ -26,13 +25,16 @@ from trainmover.protocol.messages import Finding, Mark, Plan, Report
 from trainmover.protocol.nursery import ForkRequest
 from trainmover.rehearsal.config import RehearsalConfig
 from trainmover.topology import Membership
+from trainmover.topology.keeping import read_keeping
 from trainmover.units import Instant
 from trainmover.worker import events, lifecycle, orders
 from trainmover.worker.channel_events import ChannelEvents
 from trainmover.worker.config import WorkerConfig, read_settings
 from trainmover.worker.cut_over import CutOverRun
+from trainmover.worker.dispatcher import Dispatcher
 from trainmover.worker.drill_hooks import StepFaults
 from trainmover.worker.exchange import Exchange
+from trainmover.worker.increment_side import IncrementSide
 from trainmover.worker.link import AgentLink
 from trainmover.worker.main_side import MainSide
 from trainmover.worker.output import redirect
@@ -41,7 +43,6 @@ from trainmover.worker.personal import BackupStore
 from trainmover.worker.rank_reads import RankReads, watch_environment
 from trainmover.worker.sequence import SequenceWatch
 from trainmover.worker.stepper import Stepper
-from trainmover.worker.tracing import trace
 from trainmover.worker.whereabouts import show_whereabouts
 
 FLUSH_S = 0.05
@@ -80,6 +81,7 @@ class Runtime:
         self.watch = SequenceWatch()
         self.reads = RankReads()
         self.store = BackupStore()
+        self.increments = IncrementSide(self, read_keeping(request.spec.settings).snapshot)
         self.stepper: Stepper | None = None
         self.membership: Membership | None = None
         self.cut: CutOverRun | None = None
@@ -87,10 +89,6 @@ class Runtime:
         self.exchange = Exchange(self)
         self.page = open_page(request.progress_path)
         self._marks: list[Mark] = []
-        self._events: deque[Any] = deque()
-        self._is_dispatching = False
-        self._tick: Timer | None = None
-        self._tick_at = Instant(0)
         self._pid = os.getpid()
         self._ordered = 0
         self._entered = 0
@@ -99,12 +97,19 @@ class Runtime:
         )
         self.start_groups: Callable[[orders.RunMain], None]
         self.host = MainSide(self)
-        self.state = lifecycle.initial_state(
+        state = lifecycle.initial_state(
             read_settings(lifecycle.LifecycleConfig, "worker", settings),
             request.incarnation,
             facts=machine_facts(request.spec.script, self.config.threads),
             now=Instant(time.monotonic_ns()),
         )
+        does_trace = self.config.does_trace
+        self._dispatcher = Dispatcher(self.engine, state, self._execute, does_trace=does_trace)
+
+    @property
+    def state(self) -> lifecycle.WorkerState:
+        """Of the lifecycle; any thread."""
+        return self._dispatcher.state
 
     def is_loader_worker(self) -> bool:
         """Whether this is a fork of the worker (a DataLoader child), not the worker itself."""
@@ -157,6 +162,9 @@ class Runtime:
     def post_from_main(self, event: Any) -> None:
         """From the main thread; void if `main` was ordered to be entered anew meanwhile."""
         number = self._entered
+        is_struck = self.step_faults.is_armed  # a drill strikes on the I/O thread
+        if not is_struck and self._dispatcher.dispatch_here(event, lambda: number != self._ordered):
+            return
 
         def dispatch() -> None:
             if number == self._ordered:
@@ -169,43 +177,12 @@ class Runtime:
         self.engine.submit(lambda: self.dispatch(event))
 
     def dispatch(self, event: Any) -> None:
-        """On the I/O thread. An event that arises while a command is carried out waits its turn."""
-        self._events.append(event)
-        if self._is_dispatching:
-            return
-        self._is_dispatching = True
-        try:
-            while self._events:
-                now = Instant(time.monotonic_ns())
-                event = self._events.popleft()
-                move = lifecycle.transition(self.state, event, now)
-                self.state = move.state
-                if self.config.does_trace:
-                    trace(event, move)
-                for command in move.commands:
-                    self._execute(command)
-        finally:
-            self._is_dispatching = False
-        self._schedule()
+        """On the I/O thread."""
+        self._dispatcher.dispatch(event)
 
     def _link_up(self) -> None:
         self.host.link_up()
         self.dispatch(events.LinkUp())
-
-    def _schedule(self) -> None:
-        """One timer, moved only when a deadline comes nearer; an early tick changes nothing."""
-        deadline = lifecycle.next_deadline(self.state)
-        if deadline is None or (self._tick is not None and self._tick_at <= deadline):
-            return
-        if self._tick is not None:
-            self._tick.cancel()
-        self._tick_at = deadline
-        delay_s = max(0.001, (deadline - time.monotonic_ns()) / 1e9)
-        self._tick = self.engine.call_later(delay_s, self._ticked)
-
-    def _ticked(self) -> None:
-        self._tick = None
-        self.dispatch(events.Tick())
 
     def _io_failed(self, error: BaseException) -> None:
         traceback.print_exception(error)
@@ -260,6 +237,8 @@ class Runtime:
                 )
             case events.FinishMain():
                 self.orders.give(orders.Finish())
+            case events.LearnCosts():
+                self.host.learn(command.costs)
             case events.DecideRecording():
                 self.host.decide_recording(command.order)
             case events.StopWorker():
@@ -275,6 +254,7 @@ class Runtime:
                 world_size=command.world_size,
                 is_loopback=command.is_loopback,
                 attempts=command.attempts,
+                version=command.version,
                 number=self._ordered,
                 rehearsals=command.rehearsals,
                 restore=None if command.is_loopback else self.host.restore,
@@ -284,6 +264,8 @@ class Runtime:
     def _collective_entered(self, call: str) -> None:
         self.page.write_collective(call)
         stepper = self.stepper
+        if stepper is not None:
+            stepper.tail.called()
         if not self.step_faults.is_armed or stepper is None:
             return
         if stepper.phase == "running":
@@ -312,8 +294,9 @@ class Runtime:
         self.mark("detected")
         self.reached("detected", command.generation)
         stepper = self.stepper
-        if stepper is not None and self.communicator.has_outstanding:
-            stepper.tail.before_invented()
+        is_cut_short = stepper is not None and self.communicator.has_outstanding
+        if stepper is not None and is_cut_short and stepper.tail.strike():
+            self.dispatch(events.TailStruck(step=stepper.version.step - 1))
         self.communicator.break_generation(
             "; ".join(f"{edge.peer}: {edge.reason}" for edge in command.edges) or "told by a peer"
         )
@@ -343,6 +326,7 @@ class Runtime:
             self.store.drop_above(command.target_step)
             rank = run.rank
             assert rank is not None
+            self.increments.committed(run.plan.membership, rank, command.target_step)
             redirect(self.request.spec.log_directory, command.number, rank)
             # A roll-back takes passed gates back; a stale one would look like progress.
             self.page.write(generation=command.number, gate=command.target_step - 1)

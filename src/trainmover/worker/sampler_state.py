@@ -105,6 +105,12 @@ def set_rank(loader: Any, change: RankChange) -> tuple[bool, bool]:
     return is_free and not any(name in dataset for name in _RANK_NAMES), has_changed
 
 
+def knows_rank(loader: Any) -> bool:
+    """Whether a sampler or the dataset holds what looks like a rank."""
+    holders = [*samplers_of(loader), getattr(loader, "dataset", None)]
+    return any(name in _attributes(holder) for holder in holders for name in _RANK_NAMES)
+
+
 def capture_samplers(loader: Any) -> bytes:
     """State of the samplers and of the generators that they and the loader own."""
     generators = [_generator_state(one) for one in _generators(loader)]

@@ -16,6 +16,49 @@ from trainmover.state.rng import capture_rng, restore_rng
 from trainmover.worker.batches import Batches
 
 
+class ShadowAttempts:
+    """How many loop-back iterations a standby runs, and how often each part of a step in them.
+
+    In a step of several parts an attempt is one of one part, and each part's DDP lays out its
+    buckets anew in its own second attempt. So a joiner makes the members' attempts in their order:
+    one of each part that is behind them, and of the part they stand at whatever is left.
+    """
+
+    def __init__(self, exact: int, version: int, limit: int) -> None:
+        self._exact = exact
+        self._version = version
+        self._limit = limit
+        self._parts = 0
+        self.rounds = 0
+        self.made = 0
+
+    @property
+    def _is_exact(self) -> bool:
+        return 0 <= self._exact <= self._limit * max(1, self._parts)
+
+    def is_due(self, *, is_settled: bool) -> bool:
+        """Whether one more iteration is to be run."""
+        if self.rounds >= self._limit:
+            return False
+        return self.made < self._exact if self._is_exact else not is_settled
+
+    def begin(self) -> None:
+        """An iteration begins: one attempt, unless it turns out to have parts."""
+        self.rounds += 1
+        self.made += 1
+
+    def times_of_part(self, *, is_first: bool) -> int:
+        """How often the next part of this iteration is run."""
+        place, self._parts = self._parts, self._parts + 1
+        if is_first:
+            self.made -= 1
+        times, left = 1, self._exact - self.made
+        if self._is_exact:
+            times = left if place == self._version else min(left, int(place < self._version))
+        self.made += times
+        return times
+
+
 class Keeper:
     """State of a standby before its loop-back iterations."""
 

@@ -20,6 +20,7 @@ from trainmover.protocol.messages import SnapshotTaken
 from trainmover.protocol.snapshot_image import FREE, WAITING, WRITING, SnapshotImage
 from trainmover.state.snapshot import ImageWriter
 from trainmover.units import MIB
+from trainmover.worker.slot_files import FilePlan, SlotFiles
 
 DURABLE: Final = 2
 EMERGENCY: Final = 3
@@ -28,9 +29,6 @@ USUAL_SLOTS: Final = 2
 MOST_SLOTS: Final = 3
 GIVE_UP_S: Final = 60.0
 """A version that is not complete on all ranks after this long may be overwritten."""
-RESERVE_BYTES: Final = 256 * MIB
-"""Memory of the machine that a new slot leaves alone."""
-MEMORY_FILE: Final = "/proc/meminfo"
 SLACK_BYTES: Final = 1 * MIB
 """For small leaves and descriptions that grow."""
 
@@ -45,6 +43,8 @@ class Slot:
     writer: ImageWriter
     taken: SnapshotTaken | None = None
     taken_s: float = 0.0
+    is_on_disk: bool = False
+    """Memory was short: the step waits until it is written."""
 
     @property
     def size(self) -> int:
@@ -55,9 +55,9 @@ class Slot:
 class SnapshotSlots:
     """The slots of one process; they outlive each entry of `main`."""
 
-    def __init__(self) -> None:
+    def __init__(self, files: SlotFiles | None = None) -> None:
         self._slots: list[Slot] = []
-        self._counter = 0
+        self.files = files or SlotFiles(FilePlan())
 
     def choose(self, size: int, level: int = 1) -> Slot:
         """A slot of at least `size` bytes that may be written. Raises SnapshotSkipped.
@@ -95,21 +95,22 @@ class SnapshotSlots:
 
     def _open(self, size: int) -> Slot:
         wanted = size + SLACK_BYTES
-        available = available_bytes()
-        if wanted + RESERVE_BYTES > available:
-            raise SnapshotSkipped(
-                f"no memory for a snapshot: {wanted / MIB:.0f} MiB wanted, {available / MIB:.0f} "
-                f"MiB available on this machine, of which {RESERVE_BYTES / MIB:.0f} MiB are left "
-                "alone"
-            )
-        self._counter += 1
-        fd = os.memfd_create(f"trainmover-snapshot-{self._counter}", os.MFD_CLOEXEC)
-        os.ftruncate(fd, wanted)
+        fd, is_on_disk = self.files.open(wanted)
         memory = mmap.mmap(fd, wanted)
         memory.madvise(mmap.MADV_DONTFORK)
-        slot = Slot(fd, memory, SnapshotImage(memory), ImageWriter(memory))
+        slot = Slot(fd, memory, SnapshotImage(memory), ImageWriter(memory), is_on_disk=is_on_disk)
         self._slots.append(slot)
         return slot
+
+    def settle(self, slot: Slot) -> None:
+        """Behind the writing: wait for a slot on disk. Raises SnapshotSkipped, OSError."""
+        if not slot.is_on_disk:
+            return
+        try:
+            self.files.settle(slot.fd)
+        except (SnapshotSkipped, OSError):
+            self._slots.remove(slot)  # not closed: a call that hangs still uses it
+            raise
 
     def _close(self, slot: Slot) -> None:
         self._slots.remove(slot)
@@ -130,12 +131,3 @@ class SnapshotSlots:
         """Let go of all memory."""
         for slot in list(self._slots):
             self._close(slot)
-
-
-def available_bytes() -> int:
-    """Memory that this machine can give without swapping."""
-    with open(MEMORY_FILE, encoding="ascii") as lines:
-        for line in lines:
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    raise SnapshotSkipped(f"{MEMORY_FILE} does not say how much memory is available")

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from trainmover.errors import SnapshotSkipped, StateMismatch, TrackError
-from trainmover.protocol.messages import SnapshotFailed, SnapshotTaken
+from trainmover.protocol.messages import LossAlarm, SnapshotFailed, SnapshotTaken
 from trainmover.protocol.snapshot_image import (
     HEADER_BYTES,
     ImageDescription,
@@ -61,21 +61,54 @@ class Snapshots:
         self._stepper = stepper
         self._asked = NONE
         self._is_suspect = False
+        self._values: tuple[tuple[str, str], ...] = ()
         self._told: set[type[Exception]] = set()
 
     # ------------------------------------------------------------------ when
 
     def wanted(self) -> int:
-        """Rank 0, in front of a gate: level of the snapshot due behind it."""
+        """In front of a gate: level of the snapshot due behind it. Cadences are rank 0's."""
         stepper = self._stepper
-        if stepper.rank != 0 or stepper.is_shadow or stepper.host.snapshots is None:
+        if stepper.is_shadow or stepper.host.snapshots is None:
             return NONE
-        return stepper.host.snapshots.due(stepper.version.step + 1)
+        due = stepper.host.snapshots.due(stepper.version.step + 1) if stepper.rank == 0 else NONE
+        return max(due, int(stepper.increments.wants_snapshot()))
 
     def ask(self, level: int, *, is_suspect: bool) -> None:
         """The gate has passed with this level: take one at the next whole boundary."""
         self._asked = max(self._asked, level)
         self._is_suspect = is_suspect
+        if level:
+            self._stepper.increments.snapshot_asked()
+
+    @property
+    def is_loss_doubted(self) -> bool:
+        """Whether what this rank has logged lately speaks against its state."""
+        side = self._stepper.host.snapshots
+        return side is not None and bool(side.loss.doubt)
+
+    def logged(self, values: Mapping[str, str]) -> None:
+        """The script has logged something; a loss that has just become doubtful is told."""
+        stepper, side = self._stepper, self._stepper.host.snapshots
+        if side is None or stepper.is_shadow:
+            return
+        before = side.loss.doubt
+        side.loss.log(stepper.step_index, values)
+        doubt = side.loss.doubt
+        if not doubt or doubt == before:
+            return
+        stepper.host.tell(
+            LossAlarm(
+                incarnation=stepper.host.incarnation,
+                rank=stepper.rank,
+                version=stepper.version,
+                kind=doubt,
+                text=side.loss.text,
+            )
+        )
+        stepper.logbook.finding(
+            "loss", f"{side.loss.text}: state that is saved while this lasts is suspect"
+        )
 
     # ------------------------------------------------------------------ taking
 
@@ -89,12 +122,16 @@ class Snapshots:
         try:
             if stepper.broken_state:
                 raise SnapshotSkipped(stepper.broken_state)
+            self._is_suspect = self._is_suspect or self.is_loss_doubted
+            self._values = stepper.restored.values()
             taken = self._take(level, stepper.host.snapshots.slots)
         except (SnapshotSkipped, TrackError, OSError) as error:
             self._failed(error)
             return
         stepper.host.snapshots.taken(taken)
         stepper.host.tell(taken)
+        if stepper.rank == 0 and (news := stepper.host.snapshots.news(taken.incarnation)):
+            stepper.host.tell(news)
 
     def _take(self, level: int, slots: SnapshotSlots) -> SnapshotTaken:
         stepper = self._stepper
@@ -102,11 +139,13 @@ class Snapshots:
         entries, bulk_bytes = image_entries(stepper.inventory)
         description = encode_description(self._describe(entries, bulk_bytes))
         size = HEADER_BYTES + aligned(bulk_bytes) + len(description)
+        slots.files.say = lambda text: stepper.logbook.finding("snapshot", text)
         slot = slots.choose(size, level)
         slot.taken = None
         slot.image.begin()
         slot.writer.write(stepper.inventory, entries)
         size = slot.image.finish(description, bulk_bytes)
+        slots.settle(slot)
         blocked_s = time.monotonic() - started
         taken = SnapshotTaken(
             incarnation=stepper.host.incarnation,
@@ -148,12 +187,13 @@ class Snapshots:
             entries=entries,
             personal=encode(personal),
             shared=_encoder.encode(shared),
-            loss=personal.logged,
+            loss=(*personal.logged, *self._values),
             is_suspect=self._is_suspect,
         )
 
     def _failed(self, error: Exception) -> None:
         stepper = self._stepper
+        stepper.increments.snapshot_failed()
         stepper.host.tell(
             SnapshotFailed(
                 incarnation=stepper.host.incarnation,
@@ -178,7 +218,7 @@ class Snapshots:
             StateMismatch: Another structure, or other bytes than were kept.
         """
         inventory = self._stepper.inventory
-        if description.identity != inventory.identity:
+        if not _is_of(description.identity, inventory.identity):
             raise StateMismatch(
                 f"the snapshot of rank {description.rank} is of other objects, shapes or shards: "
                 f"identity {description.identity}, here {inventory.identity}"
@@ -208,6 +248,6 @@ class Snapshots:
         return decode(description.personal)
 
 
-def has_non_finite(values: Iterable[str]) -> bool:
-    """Whether a logged value is a float that is not finite."""
-    return any(text.lstrip("-") in ("nan", "inf") for text in values)
+def _is_of(kept: str, here: str) -> bool:
+    """A joiner has not compared its values with anybody's: it takes the longer identity over."""
+    return kept == here or (":" not in here and kept.startswith(f"{here}:"))

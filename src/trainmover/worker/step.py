@@ -50,6 +50,7 @@ class Step:
             raise ScriptError(f"step {self.index} was entered twice; take one step per iteration")
         self.was_entered = True
         self._stepper.entered = self._stepper.version.step
+        self._stepper.tail.is_in_step = True
         return self
 
     def __exit__(
@@ -59,8 +60,11 @@ class Step:
         trace: TracebackType | None,
     ) -> bool:
         stepper = self._stepper
+        stepper.tail.is_in_step = False
         if error is None and stepper.phase == "running":
             error = self._gate_at_exit()
+        if error is None and stepper.tail.is_void:
+            error = StepUndone()
         if isinstance(error, StepUndone):
             self._undone()
             return True
@@ -89,8 +93,9 @@ class Step:
             raise mistakes.no_gate(self.index, self._stepper)
 
     def _is_caused_by_run_out(self, error: BaseException) -> bool:
-        is_catchable = isinstance(error, Exception | SystemExit)
-        return is_catchable and self._stepper.phase == "running" and self._stepper.host.is_tainted
+        stepper = self._stepper
+        is_void = stepper.tail.is_void or (stepper.phase == "running" and stepper.host.is_tainted)
+        return is_void and isinstance(error, Exception | SystemExit)
 
     def _undone(self) -> None:
         self._stepper.undo()
@@ -103,6 +108,7 @@ class Step:
         if self._stepper.is_shadow:
             return
         self._metrics.commit()
+        self._stepper.restored.committed(self._stepper.logbook.before_gate)
         self._stepper.logbook.commit(self.index)
         after, self._after = self._after, []
         for fn in after:
@@ -127,6 +133,7 @@ class Step:
         if self.was_undone:
             return None  # a part before it was rolled back
         if name in self._parts_run and name in self._parts_behind:
+            self.was_entered = True  # the parts behind may be all there are
             self._parts_behind.remove(name)
             if not self._parts_behind:
                 self._stepper.resume_part()
@@ -138,9 +145,29 @@ class Step:
             )
         self.was_entered = True
         self._stepper.entered = self._stepper.version.step
+        if name and self._stepper.is_shadow:
+            return self._rehearse(name, lambda: fn(*rest, **kwargs))
         result: T | None = self._repeat(name, lambda: fn(*rest, **kwargs))
         if name and not self.was_undone:
             self._parts_run.append(name)
+        return result
+
+    def _rehearse(self, name: str, call: Callable[[], T]) -> T | None:
+        """A standby: as many attempts of this part as the members have made (decision 0003)."""
+        stepper = self._stepper
+        times = stepper.shadow.times_of_part(is_first=not self._parts_run)
+        self._parts_run.append(name)
+        stepper.part = name
+        result: T | None = None
+        for _ in range(times):
+            stepper.phase = "running"
+            stepper.reading.enter_part()
+            result = call()
+            stepper.gate(has_update=False, part=name)
+            stepper.reading.leave_part()
+            self._commit()
+        stepper.phase = "tail"
+        stepper.part = ""
         return result
 
     def _repeat(self, name: str, call: Callable[[], T]) -> T | None:
@@ -148,8 +175,6 @@ class Step:
         stepper.part = name
         stepper.reading.enter_part()
         while True:
-            if stepper.phase == "tail" and stepper.is_shadow:
-                stepper.phase = "running"
             if stepper.phase != "running":
                 stepper.boundary()
             if stepper.has_rolled_back:
@@ -158,8 +183,11 @@ class Step:
                 return None
             stepper.restart_attempt()
             try:
+                stepper.tail.is_in_step = True
                 result = call()
                 stepper.gate(has_update=False, part=name)
+                if stepper.tail.is_void:
+                    raise StepUndone
             except StepUndone:
                 stepper.undo()
                 self._after.clear()
@@ -176,6 +204,7 @@ class Step:
                 self._metrics.forget()
                 continue
             finally:
+                stepper.tail.is_in_step = False
                 stepper.part = name
             stepper.reading.leave_part()
             self._commit()

@@ -16,7 +16,7 @@ from trainmover.errors import ScriptError, TrackError
 from trainmover.protocol import exits, flags
 from trainmover.protocol.messages import Plan, Version
 from trainmover.state.inventory import Inventory
-from trainmover.state.rng import restore_rng
+from trainmover.state.rng import capture_rng, restore_rng
 from trainmover.state.undo import UndoSet
 from trainmover.worker import orders
 from trainmover.worker.batches import Batches
@@ -24,15 +24,18 @@ from trainmover.worker.early_findings import EarlyFindings
 from trainmover.worker.events import BoundaryReached, GateRequested, RunOutFailed
 from trainmover.worker.finish import FinishGate
 from trainmover.worker.host import Host
+from trainmover.worker.increments import Increments
 from trainmover.worker.logbook import Logbook
 from trainmover.worker.metrics import Metrics
 from trainmover.worker.own_leaves import OwnLeaves, differs
 from trainmover.worker.personal import Personal
 from trainmover.worker.reading import Reading
+from trainmover.worker.restore_check import RestoreCheck
 from trainmover.worker.roles import Roles
 from trainmover.worker.self_check import SelfCheck
 from trainmover.worker.sequence import SequenceWatch
-from trainmover.worker.snapshots import Snapshots, has_non_finite
+from trainmover.worker.shadow import ShadowAttempts
+from trainmover.worker.snapshots import Snapshots
 from trainmover.worker.tail import Tail
 from trainmover.worker.unwinding import Halted, Left, Reentered, StepUndone
 
@@ -60,6 +63,7 @@ class Stepper:
         self.batches: list[Batches] = []
         self.undo_set: UndoSet | None = None
         self.own = OwnLeaves(self)
+        self.increments = Increments(self)
         self.gate_personal: Personal | None = None
         self.boundary_personal: Personal | None = None
         self.logbook = Logbook(self)
@@ -67,6 +71,7 @@ class Stepper:
         self.tail = Tail(self)
         self.finishing = FinishGate(self)
         self.snapshots = Snapshots(self)
+        self.restored = RestoreCheck(self)
         self.broken_state = ""
         self.bulk_digest = 0
         self.shared_digest = 0
@@ -74,13 +79,17 @@ class Stepper:
         self.settling: Plan | None = None
         self.built_s = time.monotonic()
         self.has_tracked = False
+        limit = host.config.settle_attempts_max
+        self.shadow = ShadowAttempts(entry.attempts, entry.version, limit)
         self.part = ""
         self.has_rolled_back = False
         """An earlier version was loaded at the last boundary: the loop has to hand out its step."""
         self.entered = -1
         """Version whose step the script has entered (`with step:` or `step.run`)."""
         self.metrics = Metrics(self)
-        watch.is_undoable = lambda: self.phase == "running" and not self.is_shadow
+        watch.is_undoable = lambda: (
+            not self.is_shadow and (self.phase == "running" or self.tail.can_be_left)
+        )
         watch.on_early = EarlyFindings(self).watch
         self.check: SelfCheck | None = None
         if host.config.is_check:
@@ -123,9 +132,13 @@ class Stepper:
                 return
         else:
             self.tail.end()
-            self._restore()
-            self.rearm()
-            self.snapshots.take_if_asked()
+            if self.tail.is_void:
+                self.tail.go_back()
+            else:
+                self._restore()
+                self.rearm()
+                self.increments.at_boundary()
+                self.snapshots.take_if_asked()
             self._post_boundary()
         self._park()
         self._begin_attempt()
@@ -142,7 +155,6 @@ class Stepper:
     def _post_boundary(self) -> None:
         readers = self.host.rank_readers()
         walk = self.host.walk if self.is_shadow else None
-        self.host.note("boundary", self.version.step)
         self.host.post(
             BoundaryReached(
                 step=self.version.step,
@@ -151,6 +163,7 @@ class Stepper:
                 attempts=self.attempts,
                 sequence_digest=self.watch.settled_digest,
                 broken_state=self.broken_state,
+                can_go_back=self.tail.copy.is_in_front_of(self.version),
                 can_adopt_in_place=not readers,
                 reason=readers[0] if readers else "",
                 seconds=time.monotonic() - self.built_s,
@@ -164,11 +177,13 @@ class Stepper:
         self.phase = "boundary"
         if self.undo_set is None:
             self.undo_set = UndoSet(self.inventory, self.batches)
-        self.undo_set.capture()
+        self.undo_set = self.tail.copy.hand_over(self.undo_set)
+        rng, smalls = capture_rng(), self.own.smalls()
+        self.undo_set.capture(rng, smalls)
         if not self.parts_done:
             self.top_batches = self.own.positions()
             self.reading.begin()
-        here = self.own.capture(self.version.step, self.version.lineage, True)
+        here = self.own.capture(self.version, smalls, rng, is_final=True)
         at_gate = self.gate_personal
         if at_gate is not None and not self.is_shadow:
             if differs(at_gate, here):
@@ -196,7 +211,7 @@ class Stepper:
     def begin_shadow(self) -> None:
         """A loop-back iteration starts."""
         self.phase = "running"
-        self.attempts += 1
+        self.shadow.begin()
         self.watch.begin()
 
     def park_standby(self) -> None:
@@ -212,8 +227,9 @@ class Stepper:
 
     def _park(self) -> None:
         """Carry out orders at a boundary until one of them lets the step run."""
+        step = self.version.step
         while True:
-            order = self.host.orders.take()
+            order = self.host.orders.take(lambda: self.host.note("boundary", step))
             match order:
                 case orders.Go():
                     if order.step != self.version.step:
@@ -271,21 +287,25 @@ class Stepper:
         self.host.note("gate", self.version.step)
         before = (self.step_index, self.parts_done)
         self.step_index, self.parts_done = self.own.next_place(part)
+        smalls = self.own.smalls()
+        following = Version(step=self.version.step + 1, lineage=self.host.generation)
+        is_final = not self.own.is_tail_mutating
         try:
-            personal = self.own.capture(
-                self.version.step + 1, self.host.generation, not self.own.is_tail_mutating
-            )
+            personal = self.own.capture(following, smalls, capture_rng(), is_final=is_final)
         finally:
             self.step_index, self.parts_done = before
+        self.increments.record(personal.version, has_update=has_update)
         self.host.send_personal(personal)
         vector = flags.encode(
             flags.GateFlags(
                 has_update=has_update,
                 has_no_update=not has_update,
-                is_non_finite=has_non_finite(self.logbook.before_gate.values()),
+                is_non_finite=self.snapshots.is_loss_doubted,
                 snapshot=self.snapshots.wanted(),
+                has_tail_collectives=self.tail.wants_copy,
+                is_copy_refused=self.tail.refuses_copy,
                 names_digest=self.inventory.names_digest,
-                digests=self.own.small_digests(),
+                digests=self.own.small_digests(smalls),
             )
         )
         self.host.post(GateRequested(step=self.version.step, kind=flags.STEP, flags=vector))
@@ -305,7 +325,6 @@ class Stepper:
                     self.unwind(order)
 
     def _passed(self, result: flags.GateResult, personal: Personal, part: str) -> None:
-        self.phase = "tail"
         self.host.note("tail", self.version.step)
         if not result.are_names_equal:
             raise TrackError(
@@ -317,6 +336,7 @@ class Stepper:
                 f"step {self.step_index}: some ranks step their optimizer and others do not; "
                 "agree on it (reduce the condition over all ranks) before optimizer.step()"
             )
+        self.tail.passed(result)
         equal = result.are_equal()
         names = self.inventory.small_names
         self.own.names = frozenset(n for n, same in zip(names, equal, strict=True) if not same)
@@ -324,10 +344,13 @@ class Stepper:
         self.snapshots.ask(result.snapshot, is_suspect=bool(result.vector[flags.NON_FINITE]))
         self.version = Version(step=self.version.step + 1, lineage=self.host.generation)
         self.step_index, self.parts_done = self.own.next_place(part)
+        self.phase = "tail"
 
     def undo(self) -> None:
         """Put back everything the attempt has changed; back at the boundary of the same version."""
         assert self.undo_set is not None
+        if self.phase == "tail":
+            self.tail.undo_gate()
         try:
             self.undo_set.restore()
         except ScriptError as error:

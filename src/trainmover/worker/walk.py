@@ -20,6 +20,7 @@ from trainmover.protocol.messages import Coverage, Rehearsal, Uncovered
 from trainmover.rehearsal.caches import load_folder
 from trainmover.rehearsal.coverage import CoverageWatch, Learned, compiled_graphs
 from trainmover.rehearsal.guard import Guard
+from trainmover.rehearsal.neighbours import Neighbours, Place
 from trainmover.rehearsal.priority import Priority
 from trainmover.rehearsal.recording import Recording, RecordingStore
 from trainmover.rehearsal.sandbox import Sandbox, open_recording
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 LIBRARIES = ("/trainmover/", "/torch/", os.path.dirname(os.__file__) + "/")
 """Callers that are not the script: it is told where it asked for a write."""
+CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
 
 class Walk:
@@ -41,7 +43,7 @@ class Walk:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._sandbox: Sandbox | None = None
-        self._priority = Priority()
+        self._priority = Priority(runtime.rehearsal.nice)
         self._guard = self._make_guard()
         self._order: orders.RunMain | None = None
         self._began_s = 0.0
@@ -56,6 +58,11 @@ class Walk:
         self.answers = "loopback"
         self.entries: list[str] = []
         """What each entry cost, for the report."""
+        self._caches_lie = ""
+        """Directory that compiled code was taken over into; empty: torch's own choice."""
+        self._is_alone = False
+        """Whether the machine's other workers have failed to come once: not asked again."""
+        self._said: set[str] = set()
 
     def _make_guard(self) -> Guard | None:
         runtime = self._runtime
@@ -97,8 +104,7 @@ class Walk:
         self._graphs_before = compiled_graphs()
         if not order.is_adoption:
             self._known.update({rank: item for item in order.rehearsals for rank in item.ranks})
-            if self._runtime.rehearsal.is_gentle:
-                self._priority.lower()
+            self._priority.lower()
         with self._guard.lifted() if self._guard is not None else nullcontext():
             if not self.entries:
                 self._load_caches()
@@ -118,6 +124,7 @@ class Walk:
             runtime.mark("compile caches loaded")
         for text in failed:
             runtime.tell_finding("rehearsal", text)
+        self._caches_lie = os.environ.get(CACHE_VARIABLE, "")  # torch sets it if nobody has
 
     def abandon(self) -> str:
         """`main` has raised: nothing is answered or guarded any more; the refused call, if any."""
@@ -139,6 +146,7 @@ class Walk:
         assert order is not None
         current = order.rehearsals[0] if order.rehearsals else None
         self._note_entry(order, current)
+        self._note_sandbox()
         if current is not None:
             known = [name for name in self.classes if name != current.role_class]
             self.classes = [*known, current.role_class]
@@ -165,10 +173,38 @@ class Walk:
             what = f"main again as rank {order.rank}, {graphs} graphs compiled"
             self._entry_cost = Uncovered(kind="entry", what=what, step=-1, ms=took_s * 1e3)
 
+    def _note_sandbox(self) -> None:
+        """What this entry could not rehearse as it will be."""
+        sandbox = self._sandbox
+        if sandbox is None:
+            return
+        if sandbox.guessed:
+            words = "; ".join(sorted(shape.words() for shape in sandbox.guessed))
+            self._say(f"answered in loop-back, because its size depends on the data: {words}")
+        neighbours = sandbox.neighbours
+        if neighbours is None:
+            return
+        print(f"trainmover: {neighbours.calls} collectives inside the machine", flush=True)
+        if neighbours.trouble:
+            self._is_alone = True
+            self._say(
+                f"collectives inside the machine were answered in loop-back: {neighbours.trouble}"
+            )
+
+    def _say(self, text: str) -> None:
+        """A finding about the rehearsal, once."""
+        if text not in self._said:
+            self._said.add(text)
+            self._runtime.tell_finding("rehearsal", text)
+
     # ------------------------------------------------------------------ around an iteration
 
     def before_step(self, inventory: Inventory) -> None:
         """A loop-back iteration starts."""
+        if self._caches_lie != os.environ.get(CACHE_VARIABLE, ""):
+            # `main` has chosen another directory: torch would look for what was taken over there.
+            with self._guard.lifted() if self._guard is not None else nullcontext():
+                self._load_caches()
         if self._sandbox is not None:
             self._sandbox.begin()
         if self._learned is not None:
@@ -236,12 +272,47 @@ class Walk:
             try:
                 recording = self._open(current)
             except TrainMoverError as error:
-                runtime.tell_finding("rehearsal", f"rehearses in loop-back: {error}")
+                self._say(f"rehearses in loop-back: {error}")
         if recording is None and not gives_zeros:
             self.answers = "loopback"
         return Sandbox(
-            runtime.communicator, recording, workers, script_place, gives_zeros=gives_zeros
+            runtime.communicator,
+            recording,
+            workers,
+            script_place,
+            gives_zeros=gives_zeros,
+            neighbours=self._meet(current) if current is not None else None,
         )
+
+    def _meet(self, rehearsal: Rehearsal) -> Neighbours | None:
+        """The machine's other workers, if they rehearse beside this one; bounded."""
+        runtime = self._runtime
+        wait_s = runtime.rehearsal.neighbour_wait_s
+        if len(rehearsal.neighbours) < 2 or wait_s <= 0 or self._is_alone:
+            return None
+        request = runtime.request
+        folder = Path(request.agent_socket).parent / f"{request.machine}.rehearsal"
+        neighbours = Neighbours(
+            runtime.engine,
+            runtime.communicator.identity,
+            rehearsal.neighbours,
+            Place(
+                folder=folder,
+                host=request.host,
+                secret=request.secret,
+                meeting=str(len(self.entries)),
+                wait_s=wait_s,
+            ),
+            runtime.communicator.config,
+        )
+        try:
+            neighbours.open()
+        except (TransportError, OSError) as error:
+            neighbours.close()
+            self._is_alone = True
+            self._say(f"collectives inside the machine are answered in loop-back: {error}")
+            return None
+        return neighbours
 
     def _open(self, rehearsal: Rehearsal) -> Recording:
         """From the store as this machine sees it; else from the keeper. Raises RecordingError."""

@@ -25,6 +25,7 @@ from tests.unit.worker.loader_kinds import (
 )
 from torch.utils.data import DataLoader, TensorDataset
 
+import trainmover
 from trainmover.errors import ScriptError, StateMismatch, TrackError
 from trainmover.state.rng import capture_rng, restore_rng
 from trainmover.worker.batches import Batches
@@ -307,3 +308,51 @@ def test_nothing_is_kept_without_attempts() -> None:
     for _ in range(30):
         next(batches)
     assert batches._attempt == []
+
+
+# -- C48: the order of iter() and loading ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("is_before", [True, False])
+def test_c48_an_iterator_of_the_script_changes_nothing(kind: str, is_before: bool) -> None:
+    """The script has made iter(loader) before the position is loaded, or makes one after it."""
+    expected = undisturbed(KINDS[kind], 9)
+    leaver = built(KINDS[kind])
+    seed_all(12)
+    seen = []
+    for _ in range(4):
+        leaver.begin_attempt()
+        seen.append(step(leaver))
+    position, boundary = leaver.position(), capture_rng()
+    leaver.close()
+    joiner = built(KINDS[kind])
+    if is_before and kind not in ("stream_with_state", "stateful_stream"):
+        iter(joiner.source)
+    joiner.restore(position)
+    if not is_before and kind in ("sequential", "shuffle", "distributed", "drop_last"):
+        iter(joiner.source)
+    restore_rng(boundary)
+    for _ in range(5):
+        joiner.begin_attempt()
+        seen.append(step(joiner))
+    joiner.close()
+    assert seen == expected
+
+
+def test_c48_a_loader_wrapped_twice_is_refused() -> None:
+    batches = built(KINDS["shuffle"])
+    with pytest.raises(TrackError, match="only once"):
+        Batches(batches)
+    loader = DataLoader(Numbers(), batch_size=BATCH)
+    told: list[str] = []
+
+    def main(job: trainmover.Job) -> None:
+        job.batches(loader)
+        with pytest.raises(TrackError, match="the same DataLoader twice") as refused:
+            job.batches(loader)
+        told.append(str(refused.value))
+
+    with pytest.raises(ScriptError, match=r"job\.steps"):
+        trainmover.run(main)
+    assert told

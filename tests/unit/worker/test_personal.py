@@ -35,7 +35,7 @@ def test_the_store_stays_bounded_over_a_long_job() -> None:
     store = BackupStore()
     for step in range(10_000):
         for owner in (2, 3):
-            store.put(personal(step, owner))
+            store.put(encode(personal(step, owner)))
     held = store.held()
     assert len(held) == 2 * KEPT_VERSIONS
     assert {each.version.step for each in held} == set(range(10_000 - KEPT_VERSIONS, 10_000))
@@ -45,7 +45,7 @@ def test_versions_that_a_plan_may_choose_are_kept() -> None:
     """The owner may be one gate ahead, and the plan may go one back (protocol.md, finding 5)."""
     store = BackupStore()
     for step in range(5):
-        store.put(personal(step))
+        store.put(encode(personal(step)))
     newest = 4
     for step in (newest - 2, newest - 1, newest):
         assert store.get(3, step) == personal(step)
@@ -53,8 +53,8 @@ def test_versions_that_a_plan_may_choose_are_kept() -> None:
 
 def test_a_gate_copy_never_replaces_a_final_one() -> None:
     store = BackupStore()
-    store.put(personal(5, rng=b"final"))
-    held = store.put(personal(5, is_final=False, rng=b"gate"))
+    store.put(encode(personal(5, rng=b"final")))
+    held = store.put(encode(personal(5, is_final=False, rng=b"gate")))
     kept = store.get(3, 5)
     assert held.is_final
     assert kept is not None
@@ -63,8 +63,8 @@ def test_a_gate_copy_never_replaces_a_final_one() -> None:
 
 def test_a_final_copy_replaces_a_gate_copy() -> None:
     store = BackupStore()
-    store.put(personal(5, is_final=False, rng=b"gate"))
-    assert store.put(personal(5, rng=b"final")).is_final
+    store.put(encode(personal(5, is_final=False, rng=b"gate")))
+    assert store.put(encode(personal(5, rng=b"final"))).is_final
     kept = store.get(3, 5)
     assert kept is not None
     assert kept.rng == b"final"
@@ -73,6 +73,6 @@ def test_a_final_copy_replaces_a_gate_copy() -> None:
 def test_versions_of_undone_attempts_are_forgotten() -> None:
     store = BackupStore()
     for step in (4, 5, 6):
-        store.put(personal(step))
+        store.put(encode(personal(step)))
     store.drop_above(5)
     assert [each.version.step for each in store.held()] == [4, 5]

@@ -48,3 +48,12 @@ def test_known_objects_are_silent(reads: RankReads) -> None:
     assert len(list(sampler)) == 4
     assert reads.places == ()
     assert isinstance(os.environ, NotingEnviron)
+
+
+def test_whoever_asks_the_environment_is_the_reader_not_python_itself(reads: RankReads) -> None:
+    """The compiler copies the environment while `main` builds; no object depends on that."""
+    text = "import os\nos.environ.get('RANK')\nos.environ.copy()\nos.getenv('RANK')\n"
+    exec(compile(text, "/lib/torch/_inductor/cpp_builder.py", "exec"))
+    assert reads.places == ()
+    exec(compile(text, "/scripts/train.py", "exec"))
+    assert reads.places == ("train.py:2", "train.py:3", "train.py:4")

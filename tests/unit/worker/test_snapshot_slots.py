@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from trainmover.errors import SnapshotSkipped
 from trainmover.protocol.messages import SnapshotTaken, Version
 from trainmover.protocol.snapshot_image import FREE, OLDEST, WAITING, WRITING
 from trainmover.worker import snapshot_slots
+from trainmover.worker.slot_files import FilePlan, SlotFiles
 from trainmover.worker.snapshot_slots import Slot, SnapshotSlots
 
 SIZE = 100_000
@@ -103,11 +105,43 @@ def test_an_agent_that_comes_back_hears_of_everything_it_may_need(slots: Snapsho
     assert [one.version.step for one in slots.told()] == [20, 30]
 
 
-def test_no_memory_is_said_with_figures(
-    slots: SnapshotSlots, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    told = tmp_path / "meminfo"
-    told.write_text("MemTotal: 1000000 kB\nMemAvailable: 300000 kB\n")
-    monkeypatch.setattr(snapshot_slots, "MEMORY_FILE", str(told))
-    with pytest.raises(SnapshotSkipped, match="293 MiB available on this machine"):
-        slots.choose(100 << 20)
+def short(folder: str, reserve: int = 1 << 50, timeout_s: float = 30.0) -> SlotFiles:
+    """As on a machine that has less memory left than is to be left alone."""
+    return SlotFiles(
+        FilePlan(reserve_bytes=reserve, disk_directory=folder, disk_timeout_s=timeout_s)
+    )
+
+
+def test_no_memory_and_no_disk_is_said_with_figures() -> None:
+    files = short("")
+    with pytest.raises(SnapshotSkipped, match=r"101 MiB wanted, \d+ MiB available"):
+        SnapshotSlots(files).choose(100 << 20)
+
+
+def test_short_memory_goes_to_disk_and_is_said_once(tmp_path: Path) -> None:
+    said: list[str] = []
+    files = short(str(tmp_path / "disk"))
+    files.say = said.append
+    slots = SnapshotSlots(files)
+    first, second = take(slots, 10, OLDEST), take(slots, 20)
+    assert first.is_on_disk and second.is_on_disk
+    first.memory[:4] = b"data"
+    slots.settle(first)
+    (text,) = said
+    assert "goes to disk" in text and "the step waits" in text and "MiB wanted" in text
+    assert os.pread(first.fd, 4, 0) == b"data"
+    assert list((tmp_path / "disk").iterdir()) == [], "it has no name"
+    slots.close()
+
+
+def test_a_disk_that_is_no_directory_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    slots = SnapshotSlots(short(str(tmp_path / "file" / "below")))
+    with pytest.raises(SnapshotSkipped, match="can't take it either"):
+        slots.choose(SIZE)
+
+
+def test_memory_is_reserved_before_it_is_written(slots: SnapshotSlots) -> None:
+    slot = slots.choose(8 << 20)
+    assert not slot.is_on_disk
+    assert os.fstat(slot.fd).st_blocks * 512 >= 8 << 20

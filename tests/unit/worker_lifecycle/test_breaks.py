@@ -174,6 +174,26 @@ def test_a_plan_of_an_older_freeze_is_refused() -> None:
     assert worker.feed(Freeze(term=1, number=2)) == ()
 
 
+@pytest.mark.parametrize("without", [(), ("promise",)])
+def test_a_plan_overtaken_by_a_freeze_would_belie_the_report(without: tuple[str, ...]) -> None:
+    """Finding 11. Links keep their order and an abort goes ahead of a new freeze, so that the
+    simulation never gets a plan to a worker that has promised a later one: shown here instead."""
+    worker = Worker(without=without).form()
+    worker.enter_gate(0)
+    worker.feed(LOSS)
+    worker.feed(Freeze(term=1, number=2))
+    report = sent(worker.feed(Freeze(term=1, number=3)), Report)
+    assert report is not None
+    assert report.applied.step == 0
+    late = replacement(2, 1, result=vector_with(stop=0))
+    commands = worker.feed(PlanIssued(term=1, plan=late))
+    if without:
+        assert asked(commands, ApplyGate) is not None, "the rule is what keeps the report true"
+    else:
+        assert commands == ()
+        assert worker.state.promise == 3
+
+
 def test_a_newer_freeze_drops_a_cut_over_that_is_not_done() -> None:
     worker = Worker().form()
     worker.feed(LOSS)

@@ -266,7 +266,7 @@ def test_a_joiner_loads_like_everyone_else() -> None:
     plan = rollback(2, attempts=4)
     commands = worker.feed(PlanIssued(term=1, plan=plan))
     assert asked(commands, EnterMain) == EnterMain(
-        rank=1, world_size=4, is_loopback=True, attempts=4
+        rank=1, world_size=4, is_loopback=True, attempts=4, version=plan.target.step
     )
     commands = worker.feed(BoundaryReached(step=0, attempts=4))
     assert asked(commands, CutOver) == CutOver(plan=plan)

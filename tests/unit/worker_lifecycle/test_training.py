@@ -92,6 +92,22 @@ def test_the_contribution_waits_for_the_personal_state_of_all_wards() -> None:
     assert isinstance(worker.state.main, InGate)
 
 
+def test_a_second_copy_tells_that_updates_are_held_and_a_third_changes_nothing() -> None:
+    worker = Worker().form()
+    at = Version(step=1, lineage=1)
+    final = Held(owner_rank=3, version=at, is_final=True)
+    worker.feed(PersonalReceived(held=final))
+    of_the_gate = Held(
+        owner_rank=3, version=at, is_final=False, replay_from=Version(step=0, lineage=1)
+    )
+    worker.feed(PersonalReceived(held=of_the_gate))
+    (held,) = worker.state.personal
+    assert held.is_final
+    assert held.replay_from == Version(step=0, lineage=1)
+    worker.feed(PersonalReceived(held=final))
+    assert worker.state.personal == (held,)
+
+
 def test_a_gate_is_contributed_to_once() -> None:
     worker = Worker().form()
     assert asked(worker.enter_gate(0), ContributeGate) is not None

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from trainmover.communicator.settings import Place
 from trainmover.protocol.messages import Held, Version
