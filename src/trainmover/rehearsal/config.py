@@ -8,6 +8,7 @@ from trainmover.errors import ConfigError
 
 ANSWERS = ("recorded", "loopback", "zeros")
 WRITES = ("refuse", "allow")
+NICE_MAX = 19
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,8 +30,13 @@ class RehearsalConfig:
     """`refuse`: what a rehearsing standby's script writes goes to a scratch directory, and what
     can't be redirected is refused; `allow`: no guard, the script is trusted to ask
     `job.is_primary`."""
-    is_gentle: bool = True
-    """Rehearse at lower priority where that can be taken back when the standby is adopted."""
+    nice: int = 10
+    """Nice values (0-19) that a standby steps back by while it rehearses, where that can be taken
+    back when it is adopted (else by the batch policy); 0: it does not step back."""
+    neighbour_wait_s: float = 60.0
+    """Several workers per machine: how long a rehearsing worker waits in a collective inside its
+    machine for the machine's other workers, before the rest is answered in loop-back; 0: loop-back
+    from the start."""
     coverage_steps: int = 100
     """Steps after an adoption in which the joiner notes what its rehearsal had not seen."""
     shares_compile_cache: bool = True
@@ -44,6 +50,12 @@ class RehearsalConfig:
         if self.writes not in WRITES:
             raise ConfigError(
                 f"rehearsal.writes: expected one of {', '.join(WRITES)}, got '{self.writes}'"
+            )
+        if not 0 <= self.nice <= NICE_MAX:
+            raise ConfigError(f"rehearsal.nice: expected 0 to {NICE_MAX}, got {self.nice}")
+        if self.neighbour_wait_s < 0:
+            raise ConfigError(
+                f"rehearsal.neighbour_wait_s: expected at least 0, got {self.neighbour_wait_s:g}"
             )
         if self.recording_limit_mb < 0:
             raise ConfigError(

@@ -69,7 +69,11 @@ class Guard:
         self._temporary = os.path.abspath(tempfile.gettempdir())
         self._allowed = tuple(
             os.path.abspath(path) + "/"
-            for path in (str(scratch), *map(str, allowed), *_cache_folders())
+            for path in (
+                str(scratch),
+                *map(str, allowed),
+                *(os.path.expanduser(folder) for folder in CACHE_FOLDERS),
+            )
         )
         self._originals: list[tuple[Any, str, Any]] = []
 
@@ -128,7 +132,8 @@ class Guard:
         if not isinstance(path, str | bytes | os.PathLike):
             return False  # a descriptor: whoever opened it was asked
         text = os.path.abspath(os.fsdecode(path))
-        if (text + "/").startswith((*ALLOWED, *self._allowed)) or "__pycache__" in text:
+        allowed = (*ALLOWED, *self._allowed, *_named_caches())
+        if (text + "/").startswith(allowed) or "__pycache__" in text:
             return False
         parent, _, name = text[len(self._temporary) + 1 :].partition("/")
         in_temporary = text.startswith(self._temporary + "/")
@@ -347,6 +352,7 @@ def _is_compiling() -> bool:
     return False
 
 
-def _cache_folders() -> list[str]:
-    named = [os.environ[name] for name in CACHES if os.environ.get(name)]
-    return [*named, *(os.path.expanduser(folder) for folder in CACHE_FOLDERS)]
+def _named_caches() -> list[str]:
+    """Asked anew each time: a script may choose its cache in `main`."""
+    named = [os.environ.get(name) for name in CACHES]
+    return [os.path.abspath(folder) + "/" for folder in named if folder]

@@ -11,8 +11,6 @@ import os
 import resource
 from pathlib import Path
 
-STEP = 10
-"""Nice values to step back by."""
 CAP_SYS_NICE = 1 << 23
 TASKS = Path("/proc/self/task")
 OWN_THREADS = ("trainmover",)
@@ -22,7 +20,9 @@ OWN_THREADS = ("trainmover",)
 class Priority:
     """Of the threads of this process that run the script."""
 
-    def __init__(self) -> None:
+    def __init__(self, step: int) -> None:
+        """Step back by `step` nice values; 0: never."""
+        self._step = step
         self._nice: int | None = None
         self._is_batch = False
 
@@ -30,18 +30,18 @@ class Priority:
     def means(self) -> str:
         """How it is lowered at present, for people; empty: it is not."""
         if self._nice is not None:
-            return f"nice +{STEP}"
+            return f"nice +{self._step}"
         return "batch policy" if self._is_batch else ""
 
     def lower(self) -> None:
         """Step back. Does nothing where the system refuses."""
-        if self.means:
+        if self.means or self._step == 0:
             return
         nice = os.getpriority(os.PRIO_PROCESS, 0)
         try:
             if _may_return_to(nice):
                 for task in _tasks():
-                    os.setpriority(os.PRIO_PROCESS, task, nice + STEP)
+                    os.setpriority(os.PRIO_PROCESS, task, nice + self._step)
                 self._nice = nice
             elif os.sched_getscheduler(0) == os.SCHED_OTHER:
                 for task in _tasks():

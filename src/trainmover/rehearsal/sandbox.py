@@ -2,8 +2,8 @@
 
 Decides which recorded call a call of the standby is: by order within its group, kind, shape and
 dtype; point-to-point calls by order per peer. A call that is not there is refused and named. What
-the recording has no values for (groups inside one machine, barriers, sends) is answered in
-loop-back.
+the recording has no values for (barriers, sends) is answered in loop-back. Groups inside a machine
+are real among the machine's workers where these rehearse together, else answered in loop-back.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ import torch
 from trainmover.communicator import answers
 from trainmover.communicator.call import Call
 from trainmover.communicator.communicator import Communicator
+from trainmover.communicator.operation import Operation
 from trainmover.errors import RecordingError, RehearsalMismatch
 from trainmover.rehearsal.calls import SILENT, CallShape, Describer
+from trainmover.rehearsal.neighbours import Neighbours
 from trainmover.rehearsal.recording import Entry, Recording
 
 NOTHING = "no further collective"
@@ -83,6 +85,7 @@ class Sandbox:
         place: Callable[[], str],
         *,
         gives_zeros: bool = False,
+        neighbours: Neighbours | None = None,
     ) -> None:
         """Nothing is answered before `begin`.
 
@@ -93,6 +96,7 @@ class Sandbox:
             place: File and line of the script that calls.
             gives_zeros: Without a recording, answer crossing collectives with zeros, to show that
                 they are not good enough; else in loop-back.
+            neighbours: Who answers groups inside the machine; None: loop-back.
         """
         self._communicator = communicator
         self._recording = recording
@@ -104,6 +108,9 @@ class Sandbox:
         self._spent: dict[CallShape, int] = {}
         self._values = _values_by_shape(recording)
         self._gives_zeros = gives_zeros
+        self.neighbours = neighbours
+        self.guessed: set[CallShape] = set()
+        """Calls the recording has values for that do not fit: their sizes depend on the data."""
         self.seen: set[CallShape] = set()
         """Every call so far, whatever its group."""
         self.mismatch = ""
@@ -130,25 +137,37 @@ class Sandbox:
     def close(self) -> None:
         """Answer nothing any more."""
         self._communicator.interpose(None)
+        if self.neighbours is not None:
+            self.neighbours.close()
         if self._recording is not None:
             self._recording.close()
 
-    def _start(self, call: Call) -> None:
+    def _start(self, call: Call) -> Operation | None:
         self._calls += 1
         shape = self._describer.describe(call)
         self.seen.add(without_group(shape))
+        is_inside = not shape.crosses and self.neighbours is not None and shape.size > 1
         if self._playback is None:
+            if is_inside:
+                return self._ask_neighbours(call)
             if shape.crosses and self._gives_zeros:
                 answers.zeros(call)
             else:
                 answers.loop_back(call)
-            return
+            return None
         entry = self._playback.take(shape)
         if entry is None:
             self._refuse(shape, self._playback.expected(shape))
         occurrence = self._spent.get(shape, 0)
         self._spent[shape] = occurrence + 1
+        if is_inside:
+            return self._ask_neighbours(call)
         self._answer(call, shape, occurrence)
+        return None
+
+    def _ask_neighbours(self, call: Call) -> Operation | None:
+        assert self.neighbours is not None
+        return self.neighbours.start(call)
 
     def _answer(self, call: Call, shape: CallShape, occurrence: int) -> None:
         stored = self._values.get(shape, [])
@@ -160,6 +179,7 @@ class Sandbox:
         if _fits(call.outputs, kept):
             answers.recorded(call, kept)
         else:
+            self.guessed.add(without_group(shape))
             answers.loop_back(call)
 
     def _refuse(self, shape: CallShape, expected: str) -> None:

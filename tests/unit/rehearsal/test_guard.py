@@ -152,3 +152,17 @@ def test_devices_and_byte_code_caches_stay_allowed(shadow: Shadow, tmp_path: Pat
     shadow.guard.end()
     assert (tmp_path / "__pycache__" / "a.pyc").exists()
     assert shadow.told == []
+
+
+def test_a_compile_cache_that_main_itself_chooses_stays_allowed(
+    shadow: Shadow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Redirected, half of a build would lie elsewhere: C++ compilers write past Python."""
+    shadow.guard.begin()
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "caches"))
+    os.mkdir(tmp_path / "caches")
+    (tmp_path / "caches" / "kernel.cpp").write_text("x")
+    (tmp_path / "caches2").write_text("x")
+    shadow.guard.end()
+    assert (tmp_path / "caches" / "kernel.cpp").read_text() == "x"
+    assert not (tmp_path / "caches2").exists()
