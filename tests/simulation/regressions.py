@@ -46,6 +46,7 @@ def aimed(seed: int, *faults: Fault, machines: int = 3, steps: int = 12) -> Scen
         is_sharded=False,
         snapshot_every=0,
         checkpoint_every=0,
+        increments_kept=0,
     )
 
 

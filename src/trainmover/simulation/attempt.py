@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from trainmover.checks import observations as seen
 from trainmover.protocol import flags
 from trainmover.protocol.messages import Edge, Held, Version
-from trainmover.simulation import memory, numbers
+from trainmover.simulation import increments, memory, numbers, tails
 from trainmover.simulation.channels import Data, GateFrame, Personal, Poison
 from trainmover.topology.membership import backups_of, gate_peers
 from trainmover.worker import events as worker_events
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from trainmover.simulation.process import Process
 
 UNDO_S = 0.002
-TAIL_S = 0.005
 
 
 @dataclass
@@ -111,7 +110,8 @@ def check_complete(process: Process) -> None:
     at_gate = numbers.own_at_gate(process.numbers, mine.step)
     version = Version(step=mine.step + 1, lineage=mine.generation)
     changes = process.world.scenario.changes_in_tail
-    send_personal(process, version, at_gate, is_final=not changes)
+    updates = increments.recorded(process, version, gradients)
+    send_personal(process, version, at_gate, is_final=not changes, updates=updates)
     process.later(0.0005, lambda: _ask_gate(process, mine, flags.STEP))
 
 
@@ -132,26 +132,42 @@ def _ask_gate(process: Process, mine: Attempt, kind: int) -> None:
 # ------------------------------------------------------------------ personal state
 
 
-def send_personal(process: Process, version: Version, value: int, *, is_final: bool) -> None:
+def send_personal(
+    process: Process,
+    version: Version,
+    value: int,
+    *,
+    is_final: bool,
+    updates: tuple[increments.Update, ...] = (),
+) -> None:
     """To both backups of the current generation, unless it is poisoned."""
     membership = process.life.membership
     if membership is None or process.is_broken:
         return
-    frame = Personal(process.generation, process.life.rank, version, value, is_final)
     for backup in backups_of(process.life.rank, membership):
         channel = process.channels.get(membership.members[backup].incarnation)
-        if channel is not None:
-            channel.send(process, frame)
+        if channel is None:
+            continue
+        given = increments.for_backup(process, backup, updates)
+        rank = process.life.rank
+        channel.send(process, Personal(process.generation, rank, version, value, is_final, given))
 
 
 def store_personal(process: Process, frame: Personal) -> None:
     """Keep a ward's personal state; a final copy is never replaced by a gate copy."""
+    lines = process.increments.lines
+    for update in frame.updates:
+        lines.add(update)
     key = (frame.owner, frame.version)
     known = process.personal.get(key)
-    if known is not None and known[1] and not frame.is_final:
-        return
-    process.personal[key] = (frame.value, frame.is_final)
-    held = Held(owner_rank=frame.owner, version=frame.version, is_final=frame.is_final)
+    if known is None or not known[1] or frame.is_final:
+        process.personal[key] = (frame.value, frame.is_final)
+    held = Held(
+        owner_rank=frame.owner,
+        version=frame.version,
+        is_final=process.personal[key][1],
+        replay_from=lines.begin_of(frame.owner, frame.version),
+    )
     process.feed(worker_events.PersonalReceived(held=held))
 
 
@@ -247,19 +263,23 @@ def apply_gate(process: Process, step: int, vector: tuple[int, ...]) -> None:
         return
     process.last_gate = step
     process.world.moment("tail")
-    process.later(TAIL_S, lambda: _tail_over(process, mine, vector))
+    tails.begin(process, step, lambda called: _tail_over(process, mine, vector, called))
 
 
-def _tail_over(process: Process, mine: Attempt, vector: tuple[int, ...]) -> None:
+def _tail_over(
+    process: Process, mine: Attempt, vector: tuple[int, ...], called: tuple[int, ...]
+) -> None:
     if not _is_current(process, mine):
         return
     scenario = process.world.scenario
+    tails.keep(process)
     process.numbers = numbers.apply(
         process.numbers,
         mine.step,
         mine.gradients,
         is_skipped=bool(vector[flags.NON_FINITE]),
         changes_in_tail=scenario.changes_in_tail,
+        tails=called,
     )
     process.observe_step()
     process.attempt = None
@@ -278,7 +298,10 @@ def _forget_older(process: Process, step: int) -> None:
         del process.data[key]
     for round_key in [key for key in process.gate_frames if key[0] <= step]:
         del process.gate_frames[round_key]
-    for held in [key for key in process.personal if key[1].step <= step]:
+    for tail_key in [key for key in process.tail_data if key[0] <= step]:
+        del process.tail_data[tail_key]
+    needed = step if process.kept is not None else step + 1
+    for held in [key for key in process.personal if key[1].step < needed]:
         del process.personal[held]
 
 
@@ -301,6 +324,7 @@ def break_generation(process: Process, edges: tuple[Edge, ...]) -> None:
     for _, channel in sorted(process.channels.items()):
         channel.send(process, frame)
     process.is_broken = True
+    tails.strike(process)
     mine = process.attempt
     if mine is None or mine.is_complete:
         return

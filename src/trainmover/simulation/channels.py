@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 from trainmover.protocol.messages import Edge, Plan, Version
 
 if TYPE_CHECKING:
+    from trainmover.simulation.increments import Update
+    from trainmover.simulation.numbers import Numbers
     from trainmover.simulation.process import Process
     from trainmover.simulation.world import World
 
@@ -23,6 +25,16 @@ GIVE_UP_S = 12.0
 @dataclass(frozen=True, slots=True)
 class Data:
     """One rank's part in the collectives of a step."""
+
+    generation: int
+    step: int
+    rank: int
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class TailData:
+    """One rank's part in the collective behind a gate."""
 
     generation: int
     step: int
@@ -50,6 +62,8 @@ class Personal:
     version: Version
     value: int
     is_final: bool
+    updates: tuple[Update, ...] = ()
+    """In front of it, to the nearest backup: what leads to this version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +88,8 @@ class Ask:
     generation: int
     part: str
     rank: int
+    base: Version | None = None
+    """Of updates: the version they begin at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +100,10 @@ class Part:
     part: str
     version: Version
     value: int
+    updates: tuple[Update, ...] = ()
 
 
-Frame = Data | GateFrame | Personal | Poison | CutMark | Ask | Part
+Frame = Data | TailData | GateFrame | Personal | Poison | CutMark | Ask | Part
 
 
 @dataclass
@@ -159,6 +176,8 @@ class CutOverWork:
     marked: set[str] = field(default_factory=set)
     asked: bool = False
     parts: dict[str, Part] = field(default_factory=dict)
+    base: Numbers | None = None
+    """Snapshot that updates are played on."""
     served: set[str] = field(default_factory=set)
     is_loaded: bool = False
     is_reseeded: bool = False

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from trainmover.checks import observations as seen
 from trainmover.protocol.messages import ChannelCount, Edge, Plan, Version
-from trainmover.simulation import attempt, loading
+from trainmover.simulation import attempt, increments, loading, tails
 from trainmover.simulation.channels import Ask, Channel, CutMark, CutOverWork, Part, Personal
 from trainmover.simulation.numbers import Numbers
 from trainmover.topology.membership import backups_of, wards_of
@@ -89,6 +89,7 @@ def start(process: Process, plan: Plan) -> None:
     work.proceed = lambda: advance(process)
     process.cut_over = work
     process.restore = plan if plan.restore else None
+    tails.go_back(process, plan)
     process.world.moment("cut_over")
     mark = CutMark(plan.number)
     for peer in work.peers:
@@ -144,7 +145,9 @@ def advance(process: Process) -> None:
         return
     if work.is_joiner and not work.is_loaded:
         _ask(process, work)
-        return
+        if len(work.parts) < len(PARTS):
+            return
+        _load(process, work)
     if not work.is_leaver and not work.is_reseeded and not work.plan.is_fresh_start:
         work.is_reseeded = True
         _reseed(process, work)
@@ -197,7 +200,10 @@ def _ask(process: Process, work: CutOverWork) -> None:
         if source.rank != rank:
             continue
         origins = (source.bulk_from, source.own_from, source.shared_from)
-        for part, origin in zip(PARTS, origins, strict=True):
+        is_played = source.kind == "increments"
+        if is_played:
+            increments.begin(process, work, source)
+        for part, origin in list(zip(PARTS, origins, strict=True))[int(is_played) :]:
             channel = process.next_channels.get(origin)
             if channel is not None:
                 channel.send(process, Ask(work.plan.number, part, source.rank))
@@ -211,9 +217,10 @@ def on_transfer(process: Process, peer: str, frame: Ask | Part) -> None:
         work = process.cut_over
         if work is None or work.plan.number != frame.generation or not work.is_joiner:
             return
-        work.parts[frame.part] = frame
-        if len(work.parts) == len(PARTS) and not work.is_loaded:
-            _load(process, work)
+        if frame.part == "updates":
+            increments.play(process, work, frame)
+        else:
+            work.parts[frame.part] = frame
     advance(process)
 
 
@@ -236,18 +243,25 @@ def _serve(process: Process, work: CutOverWork) -> None:
 def _sender(process: Process, work: CutOverWork, peer: str, ask: Ask) -> Callable[[], None]:
     def send() -> None:
         channel = process.next_channels.get(peer)
-        value = _value_of(process, work, ask)
+        part = _part_of(process, work, ask)
         if channel is None or process.cut_over is not work:
             return
-        if value is None:
+        if part is None:
             text = f"{process.name} is asked for {ask.part} of rank {ask.rank} and has none"
             process.world.fail("I8", text)
             return
-        channel.send(process, Part(ask.generation, ask.part, work.plan.target, value))
+        channel.send(process, part)
         work.served.add(f"{peer} {ask.part}")
         advance(process)
 
     return send
+
+
+def _part_of(process: Process, work: CutOverWork, ask: Ask) -> Part | None:
+    if ask.part == "updates":
+        return increments.serve(process, work, ask)
+    value = _value_of(process, work, ask)
+    return None if value is None else Part(ask.generation, ask.part, work.plan.target, value)
 
 
 def _value_of(process: Process, work: CutOverWork, ask: Ask) -> int | None:
@@ -281,11 +295,13 @@ def _reseed(process: Process, work: CutOverWork) -> None:
     rank = plan.membership.rank_of(process.name)
     if rank is None:
         return
-    frame = Personal(plan.number, rank, plan.target, process.numbers.own, True)
     for backup in backups_of(rank, plan.membership):
         channel = process.next_channels.get(plan.membership.members[backup].incarnation)
-        if channel is not None:
-            channel.send(process, frame)
+        if channel is None:
+            continue
+        updates = increments.renewed(process, plan, rank, backup)
+        own = process.numbers.own
+        channel.send(process, Personal(plan.number, rank, plan.target, own, True, updates))
 
 
 def take_early_personal(process: Process) -> None:
@@ -322,12 +338,14 @@ def commit(process: Process, number: int, target_step: int) -> None:
     process.generation = number
     process.is_broken = False
     process.gate = None
-    process.data, process.gate_frames = {}, {}
+    process.data, process.gate_frames, process.tail_data = {}, {}, {}
+    process.kept = None
     if work.plan.is_fresh_start:
         process.personal = {}
     process.last_gate = min(process.last_gate, target_step - 1)
     for key in [key for key in process.personal if key[1].step > target_step]:
         del process.personal[key]
+    increments.committed(process, work.plan)
     process.world.observe(seen.RunsIn(incarnation=process.name, generation=number))
     process.later(0.0001, lambda: _after_commit(process, number))
 

@@ -117,6 +117,12 @@ def _freeze_machine(world: World, fault: Fault) -> None:
             process.stop_for(fault.lasts_s)
 
 
+def _grace(world: World) -> float:
+    """Seconds that a notice leaves; 0: it does not say. By the instant: draws nothing, so that a
+    seed's other faults stay what they were."""
+    return (0.0, 0.0, 3.0, 20.0)[world.schedule.now // 1_000_000 % 4]
+
+
 def _leave_machine(world: World, fault: Fault) -> None:
     del fault
     victims = [machine for machine in _machines(world) if machine.is_agent_alive]
@@ -125,7 +131,9 @@ def _leave_machine(world: World, fault: Fault) -> None:
         world.losses.append(victim.name)
         world.note(f"{victim.name} is asked to leave")
         world.asked_to_leave.add(victim.name)
-        victim.feed(agent.StopAsked(reason="maintenance"))
+        grace_s = _grace(world)
+        asked = agent.StopAsked(reason="maintenance", grace_s=grace_s, is_notice=grace_s > 0)
+        victim.feed(asked)
 
 
 def _kill_agent(world: World, fault: Fault) -> None:
@@ -227,7 +235,7 @@ def _stop_boundary(world: World, fault: Fault) -> None:
     del fault
     if world.commander.is_alive:
         world.is_stop_requested = True
-        request = StopRequest(request=f"r{world.next_id()}", mode="boundary")
+        request = StopRequest(request=f"r{world.next_id()}", mode="boundary", grace_s=_grace(world))
         world.commander.feed(controller.FromOperator(body=request))
 
 

@@ -16,7 +16,7 @@ from trainmover.protocol.messages import (
     ToWorkerBody,
     WorkerStatus,
 )
-from trainmover.simulation.memory import Memory, say_again
+from trainmover.simulation.memory import Copy, Memory, say_again
 from trainmover.simulation.process import Process
 from trainmover.worker import events as worker_events
 
@@ -57,6 +57,10 @@ class Machine:
         self.tick_at: int | None = None
         self.state: agent.State | None = None
         self.memory: Memory | None = None
+        self.disk: dict[str, dict[int, Copy]] = {}
+        """Checkpoints on the machine's own disk; they outlive its agents."""
+        self.staged: dict[tuple[int, int], Copy] = {}
+        """Written there, by number and rank, and not committed yet."""
         """Of the present agent process."""
 
     # ------------------------------------------------------------------ agent's life
@@ -127,6 +131,7 @@ class Machine:
         self.is_alive = True
         self.processes = {}
         self.exits = []
+        self.disk, self.staged = {}, {}
         self.start()
 
     # ------------------------------------------------------------------ the decider

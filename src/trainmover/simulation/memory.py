@@ -211,7 +211,11 @@ class Memory:
 
     def write(self, order: WriteCheckpoint) -> None:
         """This machine's shards, some time later; or not."""
-        found = {rank: self.read(rank, order.version) for rank in order.ranks}
+        there = self.machine.disk.get(order.copied_from, {})
+        found = {
+            rank: there.get(rank) if order.copied_from else self.read(rank, order.version)
+            for rank in order.ranks
+        }
         self._later(partial(self._written, order, found))
 
     def _later(self, action: partial[None]) -> None:
@@ -228,10 +232,11 @@ class Memory:
             return
         for rank, copy in found.items():
             assert copy is not None
-            self.world.shards[order.number, rank] = copy
-        shards = tuple(ShardWritten(rank=rank, record="{}") for rank in order.ranks)
+            shards = self.machine.staged if order.tier == "disk" else self.world.shards
+            shards[order.number, rank] = copy
+        told = tuple(ShardWritten(rank=rank, record="{}") for rank in order.ranks)
         event = agent.ShardsDone(
-            number=order.number, version=order.version, shards=shards, seconds=0.1
+            number=order.number, version=order.version, shards=told, seconds=0.1
         )
         self.machine.feed(event)
 
@@ -246,6 +251,9 @@ class Memory:
             self._fail(order, FAILURE)
             return
         name = f"step-{order.version.step}-{order.number}"
+        if order.tier == "disk":
+            self._commit_on_disk(order, name)
+            return
         ranks = sorted(shard.rank for shard in order.shards)
         if ranks != list(range(order.world_size)):
             self.world.fail("CK-1", f"checkpoint {order.number} is committed with ranks {ranks}")
@@ -255,6 +263,19 @@ class Memory:
             self.world.fail("CK-1", f"checkpoint {order.number} mixes versions")
         self.world.durable[name] = copies
         self.machine.feed(agent.ManifestDone(number=order.number, version=order.version, name=name))
+
+    def _commit_on_disk(self, order: CommitCheckpoint, name: str) -> None:
+        """This machine's part only."""
+        staged = self.machine.staged
+        mine = [shard.rank for shard in order.shards if (order.number, shard.rank) in staged]
+        if not mine:
+            self._fail(order, "the shards are not there")  # another disk than they were written to
+            return
+        self.machine.disk[name] = {rank: staged[order.number, rank] for rank in mine}
+        done = agent.ManifestDone(
+            number=order.number, version=order.version, name=name, tier="disk"
+        )
+        self.machine.feed(done)
 
     def _fail(self, order: WriteCheckpoint | CommitCheckpoint, reason: str) -> None:
         event = agent.CheckpointWriteFailed(

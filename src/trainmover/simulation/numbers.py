@@ -61,6 +61,12 @@ def own_after_tail(at_gate: int, *, changes_in_tail: bool) -> int:
     return mix(at_gate, 77) if changes_in_tail else at_gate
 
 
+def tail_value(state: Numbers, step: int) -> int:
+    """What a rank contributes to the collective behind the gate of `step`: something that only
+    the state in front of the gate gives."""
+    return mix(state.bulk, state.own, step, 99)
+
+
 def apply(
     state: Numbers,
     step: int,
@@ -68,15 +74,21 @@ def apply(
     *,
     is_skipped: bool,
     changes_in_tail: bool,
+    tails: tuple[int, ...] = (),
 ) -> Numbers:
-    """State at the boundary behind `step`."""
+    """State at the boundary behind `step`; `tails` is what the collective behind its gate gave."""
     bulk = mix(state.bulk, 5) if is_skipped else mix(state.bulk, *gradients)
     own = own_after_tail(own_at_gate(state, step), changes_in_tail=changes_in_tail)
-    return Numbers(bulk, own, mix(state.shared, step, int(is_skipped)))
+    return Numbers(bulk, own, mix(state.shared, step, int(is_skipped), *tails))
 
 
 def reference(
-    world_size: int, steps: int, *, changes_in_tail: bool, is_sharded: bool = False
+    world_size: int,
+    steps: int,
+    *,
+    changes_in_tail: bool,
+    is_sharded: bool = False,
+    has_tail_collective: bool = False,
 ) -> list[list[int]]:
     """Digest by step and rank of the uninterrupted run, `[steps + 1][world_size]`."""
     states = [first(rank, is_sharded=is_sharded) for rank in range(world_size)]
@@ -84,8 +96,17 @@ def reference(
     for step in range(steps):
         gradients = tuple(gradient(rank, state) for rank, state in enumerate(states))
         skipped = any(is_non_finite(value) for value in gradients)
+        called = tuple(tail_value(state, step) for state in states)
+        tails = called if has_tail_collective else ()
         states = [
-            apply(state, step, gradients, is_skipped=skipped, changes_in_tail=changes_in_tail)
+            apply(
+                state,
+                step,
+                gradients,
+                is_skipped=skipped,
+                changes_in_tail=changes_in_tail,
+                tails=tails,
+            )
             for state in states
         ]
         digests.append([state.digest() for state in states])

@@ -20,7 +20,7 @@ from trainmover.protocol.messages import (
     Version,
     WorkerStatus,
 )
-from trainmover.simulation import attempt, cutting, loading
+from trainmover.simulation import attempt, cutting, increments, loading, tails
 from trainmover.simulation.channels import (
     Ask,
     Channel,
@@ -32,6 +32,7 @@ from trainmover.simulation.channels import (
     Part,
     Personal,
     Poison,
+    TailData,
 )
 from trainmover.simulation.memory import Slots
 from trainmover.simulation.numbers import Numbers, first
@@ -76,10 +77,14 @@ class Process:
         self.is_loopback = True
         self.numbers = Numbers(0, 0, 0)
         self.personal: dict[tuple[int, Version], tuple[int, bool]] = {}
+        self.increments = increments.Held(world.scenario.increments_kept)
         self.attempt: attempt.Attempt | None = None
         self.gate: attempt.Gate | None = None
         self.data: dict[tuple[int, int], int] = {}
         """(step, rank) to gradient, of the current generation."""
+        self.tail: tails.Tail | None = None
+        self.tail_data: dict[tuple[int, int], int] = {}
+        self.kept: tails.Kept | None = None
         self.gate_frames: dict[tuple[int, int], GateFrame] = {}
         self.attempt_count = 0
         self.last_gate = -1
@@ -258,7 +263,7 @@ class Process:
         self.main_life += 1
         life = self.main_life
         self.is_loopback = is_loopback
-        self.attempt = None
+        self.attempt = self.tail = self.kept = None
         self.gate = None
         self.attempt_count = 2 if is_loopback else 0
 
@@ -284,6 +289,7 @@ class Process:
             names_digest=17,
             attempts=self.attempt_count,
             sequence_digest="settled",
+            can_go_back=tails.can_go_back(self, step),
         )
         self.feed(event)
 
@@ -339,7 +345,7 @@ class Process:
         if frame.generation == self.generation:
             self.consume(frame)
 
-    def consume(self, frame: Data | GateFrame | Personal) -> None:
+    def consume(self, frame: Data | TailData | GateFrame | Personal) -> None:
         """A frame of the current generation."""
         match frame:
             case Personal():
@@ -347,6 +353,9 @@ class Process:
             case Data(step=step, rank=rank, value=value):
                 self.data[step, rank] = value
                 attempt.check_complete(self)
+            case TailData(step=step, rank=rank, value=value):
+                self.tail_data[step, rank] = value
+                tails.check(self)
             case GateFrame():
                 self.gate_frames[frame.step, frame.round] = frame
                 attempt.advance_gate(self, is_receiving=True)
@@ -355,7 +364,7 @@ class Process:
         """Frames that came before the commit did."""
         waiting, self.early = self.early, []
         for _, frame in waiting:
-            if isinstance(frame, Data | GateFrame | Personal):
+            if isinstance(frame, Data | TailData | GateFrame | Personal):
                 if frame.generation == self.generation:
                     self.consume(frame)
                 elif frame.generation > self.generation:

@@ -79,7 +79,15 @@ class Scenario:
     """Steps between snapshots; 0: none are taken and agents keep nothing."""
     checkpoint_every: int = 0
     """Steps between durable checkpoints; 0: there is no storage."""
+    has_disks: bool = False
+    """Checkpoints are written to machines' own disks first."""
+    increments_kept: int = 0
+    """Updates of each rank that its nearest backup holds; 0: steps are not backed up."""
     storage_fails: float = 0.0
+    has_tail_collective: bool = False
+    """Every step has a collective behind its gate."""
+    slow_tail_s: float = 0.0
+    """Time that rank 0 takes behind the gate in the middle of the job (it saves)."""
     slots_wait: bool = True
     """Whether a worker leaves a snapshot out rather than write over one that may be needed."""
     without: tuple[str, ...] = ()
@@ -101,7 +109,19 @@ class Scenario:
         """The job's, as far as deciders read them."""
         cadence = f"every {self.snapshot_every} steps" if self.snapshot_every else "never"
         directory = "/checkpoints" if self.checkpoint_every and self.snapshot_every else ""
-        return (("snapshot.cadence", cadence), ("checkpoint.directory", directory))
+        local = "/local" if directory and self.has_disks else ""
+        return (
+            ("snapshot.cadence", cadence),
+            ("checkpoint.directory", directory),
+            ("checkpoint.local_directory", local),
+            *self._increments,
+        )
+
+    @property
+    def _increments(self) -> tuple[tuple[str, str], ...]:
+        if not self.increments_kept or not self.snapshot_every:
+            return ()
+        return (("snapshot.increments", "auto"),)
 
 
 def _faults(draw: random.Random, duration_s: float) -> tuple[Fault, ...]:
@@ -129,7 +149,7 @@ def _fault(draw: random.Random, duration_s: float) -> Fault:
 
 def draw_scenario(seed: int, *, without: tuple[str, ...] = ()) -> Scenario:
     """The scenario of `seed`, the same for ever."""
-    drawn = _draw(seed, without)
+    drawn = _with_tails(_draw(seed, without))
     # Drawn apart, so that worlds without kept states stay what they were.
     draw = random.Random(f"kept states {seed}")
     if draw.random() < 0.4:
@@ -155,6 +175,26 @@ def draw_scenario(seed: int, *, without: tuple[str, ...] = ()) -> Scenario:
         checkpoint_every=draw.choice((0, 0, every, 2 * every)),
         storage_fails=draw.choice((0.0, 0.0, 0.2)),
         slots_wait=draw.random() < 0.6,
+        has_disks=draw.random() < 0.4,
+        increments_kept=_increments_of(seed, every),
+    )
+
+
+def _increments_of(seed: int, every: int) -> int:
+    # Drawn apart, like tails: enough of them, or too few for the snapshots there are.
+    draw = random.Random(f"increments {seed}")
+    return draw.choice((0, every + 2, 16)) if draw.random() < 0.7 else 0
+
+
+def _with_tails(drawn: Scenario) -> Scenario:
+    # Drawn apart, like kept states.
+    draw = random.Random(f"tails {drawn.seed}")
+    if draw.random() < 0.7:
+        return drawn
+    return replace(
+        drawn,
+        has_tail_collective=draw.random() < 0.8,
+        slow_tail_s=draw.choice((0.0, 0.0, 7.0, 20.0)),
     )
 
 
