@@ -25,6 +25,8 @@ COMMANDS: Final[dict[str, str]] = {
     "switchover": "move machines' ranks to standbys",
     "incidents": "every switchover so far, with its phases",
     "stop": "stop a job at the next boundary, or now",
+    "preempt": "say that machines are about to be taken away",
+    "save": "make a checkpoint at the next boundary",
     "logs": "what workers printed, by rank and generation",
     "check": "find what would break a script later",
     "ckpt": "list, verify, compare, export and prune checkpoints",

@@ -43,6 +43,13 @@ MODULES: dict[str, Any] = {
 }
 PIPED_WIDTH = 120
 """Columns of tables that nobody's terminal bounds."""
+AtOnceOption = Annotated[
+    str, typer.Option(help="scale: how many machines go at the same time, such as 1,3")
+]
+CompileOption = Annotated[
+    bool,
+    typer.Option("--compile/--no-compile", help="recovery, ablation: under torch.compile, too"),
+]
 BENCHMARKS = {name: module.BENCHMARK for name, module in MODULES.items()}
 
 
@@ -53,10 +60,7 @@ def bench(
     repetitions: Annotated[
         int, typer.Option(help="recovery, ablation, scale: repetitions", min=1)
     ] = 3,
-    compile_too: Annotated[
-        bool,
-        typer.Option("--compile/--no-compile", help="recovery, ablation: under torch.compile, too"),
-    ] = True,
+    compile_too: CompileOption = True,
     ranks: Annotated[
         str, typer.Option(help="numbers of ranks: collectives (2,4,8), ablation (4,8)")
     ] = "",
@@ -64,6 +68,7 @@ def bench(
         str, typer.Option(help="ablation: numbers of ranks under torch.compile")
     ] = "4",
     machines: Annotated[str, typer.Option(help="scale: numbers of machines")] = "2,4,8,16",
+    at_once: AtOnceOption = "",
     switchovers: Annotated[int, typer.Option(help="rebalance: moves", min=2)] = 20,
     interval: Annotated[int, typer.Option(help="rebalance: steps between moves", min=5)] = 30,
     picture: Annotated[Path | None, typer.Option(help="ablation: draw a picture here")] = None,
@@ -99,7 +104,10 @@ def bench(
             repetitions=repetitions,
         ),
         "scale": lambda: bench_scale.ScaleConfig(
-            folder=folder, machines=tuple(numbers(machines)), repetitions=repetitions
+            folder=folder,
+            machines=tuple(numbers(machines)),
+            at_once=tuple(numbers(at_once)) if at_once else (),
+            repetitions=repetitions,
         ),
         "rebalance": lambda: bench_rebalance.RebalanceConfig(
             folder=folder, switchovers=switchovers, interval=interval

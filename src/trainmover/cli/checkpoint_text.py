@@ -61,7 +61,9 @@ def show_survey(found: Survey) -> None:
         typer.echo(f"no checkpoint at {found.location}")
     for run in dict.fromkeys(c.manifest.run_id for c in found.committed):
         mine = [c for c in found.committed if c.manifest.run_id == run]
-        typer.echo(f"run {run}")
+        begun_from = mine[-1].manifest.begun_from
+        how = "continues" if mine[-1].manifest.history else "was begun from"
+        typer.echo(f"run {run}" + (f", {how} {begun_from}" if begun_from else ""))
         width = max(len(c.name) for c in mine)
         for c in mine:
             manifest = c.manifest

@@ -23,7 +23,7 @@ from trainmover.checkpoint.export import ExportOptions, export_safetensors
 from trainmover.checkpoint.names import MANIFEST
 from trainmover.checkpoint.reader import Checkpoint, open_checkpoint
 from trainmover.checkpoint.restore_plan import plan_restore
-from trainmover.checkpoint.retention import to_delete
+from trainmover.checkpoint.retention import histories, to_delete
 from trainmover.checkpoint.store import Store, open_store
 from trainmover.checkpoint.survey import Survey, survey
 from trainmover.checkpoint.tiers import pick
@@ -239,18 +239,22 @@ def pruned(request: Request) -> int:
     store, name = located(request.place)
     if name:
         raise ConfigError(f"prune works on the directory of all checkpoints, '{name}' is one")
-    runs = sorted({c.manifest.run_id for c in survey(store).committed})
-    wanted = [run for run in runs if request.asked.run_id in ("", run)]
-    if request.asked.run_id and not wanted:
-        raise ConfigError(f"no run '{request.asked.run_id}' at {store.location}; there are {runs}")
+    committed = survey(store).committed
+    wanted = histories(committed)
+    if request.asked.run_id:
+        runs = sorted({c.manifest.run_id for c in committed})
+        wanted = [(run,) for run in runs if run == request.asked.run_id]
+        if not wanted:
+            complaint = f"no run '{request.asked.run_id}' at {store.location}; there are {runs}"
+            raise ConfigError(complaint)
     deleted: list[str] = []
     leftovers: list[str] = []
     problems: list[str] = []
-    for run in wanted:
+    for run, *history in wanted:
         if request.dry_run:
-            deleted += to_delete(survey(store).committed, policy, run_id=run)
+            deleted += to_delete(committed, policy, run_id=run, history=history)
             continue
-        done = prune(store, policy, run_id=run)
+        done = prune(store, policy, run_id=run, history=history)
         deleted += done.deleted
         leftovers += done.leftovers
         problems += done.problems

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from trainmover.cli.grace import TopologyOption, read_labels
 from trainmover.cli.run import check_counts, choose_directory, resolve_settings
 from trainmover.daemons import controller_daemon
 from trainmover.daemons import settings as settings_of
@@ -39,6 +40,7 @@ def controller(
         Path | None, typer.Option(help="journal and records; reused to restart")
     ] = None,
     job: Annotated[str, typer.Option(help="name of the job")] = "",
+    topology: TopologyOption = None,
     token_file: Annotated[Path | None, typer.Option(help="the job's token; made if absent")] = None,
 ) -> int:
     """Run the controller of a job until it has ended; start it again with the same --run-dir."""
@@ -67,6 +69,7 @@ def controller(
             standbys=standby,
             host=host,
             port=port,
+            topology=read_labels(topology),
         )
     )
 

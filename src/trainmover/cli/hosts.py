@@ -21,6 +21,7 @@ from types import FrameType
 import msgspec
 import psutil
 
+from trainmover.cli.grace import end_of_allocation_s
 from trainmover.cli.operator import token_of
 from trainmover.daemons.options import AgentOptions, ControllerOptions
 from trainmover.daemons.run_directory import (
@@ -30,14 +31,17 @@ from trainmover.daemons.run_directory import (
     read_struct,
     write_struct,
 )
-from trainmover.edges import seal
+from trainmover.edges import first_process, seal
 from trainmover.edges.controller_server import address_that_reaches
-from trainmover.errors import ConfigError
-from trainmover.protocol.messages import JobSpec
+from trainmover.edges.operator_client import OperatorClient
+from trainmover.errors import ConfigError, TrainMoverError
+from trainmover.protocol.addresses import LOOPBACK, is_ipv6, joined
+from trainmover.protocol.messages import JobSpec, SaveRequest
 from trainmover.topology.keeping import read_keeping
 
 START_LIMIT_S = 30.0
 POLL_S = 0.1
+LOOK_INTERVAL_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +59,7 @@ class HostPlan:
     token_file: Path | None
     settings: tuple[tuple[str, str], ...]
     resume: str = "auto"
+    topology: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = ()
 
 
 def owns_address(host: str) -> bool:
@@ -107,13 +112,21 @@ def _start_controller(plan: HostPlan) -> subprocess.Popen[bytes]:
         spec=spec,
         machines=plan.node_count,
         standbys=plan.standbys,
-        host="0.0.0.0" if plan.endpoint[0] not in ("localhost", "127.0.0.1") else "127.0.0.1",
+        host=_listening_host(plan.endpoint[0]),
         port=plan.endpoint[1],
         node_count=plan.node_count,
         is_embedded=True,
         resume=plan.resume,
+        topology=plan.topology,
     )
     return _spawn("controller_daemon", options, plan.directory.path / "controller-options.json")
+
+
+def _listening_host(host: str) -> str:
+    """Where the controller listens: nowhere else than on this host if only that was meant."""
+    if host in LOOPBACK:
+        return "::1" if is_ipv6(host) else "127.0.0.1"
+    return "::" if is_ipv6(host) else "0.0.0.0"
 
 
 def _start_agent(plan: HostPlan, host: str) -> subprocess.Popen[bytes]:
@@ -121,7 +134,7 @@ def _start_agent(plan: HostPlan, host: str) -> subprocess.Popen[bytes]:
     name = f"m{plan.node_rank}" if plan.node_rank >= 0 else socket.gethostname()
     options = AgentOptions(
         machine=name,
-        controller=f"{host}:{port}",
+        controller=joined(host, port),
         run_directory=str(plan.directory.path),
         token_file=str(plan.directory.token),
         host=address_that_reaches(host, port),
@@ -129,6 +142,7 @@ def _start_agent(plan: HostPlan, host: str) -> subprocess.Popen[bytes]:
         labels=(("nnodes", str(plan.node_count)),),
         script=str(plan.script.resolve()),
         is_embedded=True,
+        ends_at_wall_s=end_of_allocation_s(),
     )
     return _spawn("agent_daemon", options, plan.directory.path / f"agent-{name}-options.json")
 
@@ -153,14 +167,44 @@ def _wait_for_controller(plan: HostPlan, child: subprocess.Popen[bytes]) -> None
     raise ConfigError(f"the controller did not listen within {START_LIMIT_S:g} s")
 
 
+def _wait_for(children: list[subprocess.Popen[bytes]], plan: HostPlan, saves: list[int]) -> int:
+    """The agent's exit code; meanwhile checkpoints that signals asked for, and orphans."""
+    while True:
+        try:
+            return children[-1].wait(timeout=LOOK_INTERVAL_S)
+        except subprocess.TimeoutExpired:
+            if saves:
+                saves.clear()
+                _ask_for_checkpoint(plan)
+            if first_process.is_first():
+                first_process.bury_orphans([child.pid for child in children])
+
+
+def _ask_for_checkpoint(plan: HostPlan) -> None:
+    host, port = plan.endpoint
+    client = OperatorClient(host, port, seal.read_token(plan.directory.token), timeout_s=3.0)
+    try:
+        reply = client.request(SaveRequest(request=uuid.uuid4().hex[:12]))
+        print(f"SIGUSR2: {reply.text}", file=sys.stderr)
+    except TrainMoverError as error:
+        print(f"SIGUSR2: no checkpoint could be asked for: {error}", file=sys.stderr)
+    finally:
+        client.close()
+
+
 def _wait(children: list[subprocess.Popen[bytes]], plan: HostPlan) -> int:
+    saves: list[int] = []
+
     def pass_on(number: int, _: FrameType | None) -> None:
+        if number == signal.SIGUSR2:
+            saves.append(number)
+            return
         for child in children[-1:]:
             child.send_signal(number)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, pass_on)
-    code = children[-1].wait()
+    code = _wait_for(children, plan, saves)
     if len(children) > 1:
         try:
             children[0].wait(timeout=20.0)

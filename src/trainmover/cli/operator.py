@@ -13,6 +13,7 @@ from trainmover.daemons.run_directory import ControllerFile, RunDirectory, find_
 from trainmover.edges import seal
 from trainmover.edges.operator_client import OperatorClient
 from trainmover.errors import ConfigError
+from trainmover.protocol.addresses import parse_address
 
 JobOption = Annotated[
     str | None, typer.Option("--job", help="job to talk to; default: the only running one")
@@ -25,14 +26,6 @@ ControllerOption = Annotated[
 ]
 TokenOption = Annotated[Path | None, typer.Option("--token-file", help="file with the job's token")]
 JsonOption = Annotated[bool, typer.Option("--json", help="print JSON")]
-
-
-def parse_address(text: str) -> tuple[str, int]:
-    """Host and port of ``HOST:PORT``. Raises ConfigError."""
-    host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isdigit() or not 0 <= int(port) < 65536:
-        raise ConfigError(f"expected HOST:PORT, got '{text}'")
-    return host.strip("[]"), int(port)
 
 
 def token_of(token_file: Path | None, directory: RunDirectory | None = None) -> str:

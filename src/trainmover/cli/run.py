@@ -5,18 +5,26 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from trainmover.cli.grace import (
+    GraceOption,
+    TopologyOption,
+    end_of_allocation_s,
+    grace_text,
+    read_labels,
+)
 from trainmover.cli.hosts import HostPlan, run_on_hosts
-from trainmover.cli.operator import parse_address
 from trainmover.cli.run_options import (
     UNLIMITED,
     Assignments,
     Checkpoints,
     JobName,
+    LocalCheckpoints,
     MaxRestarts,
     Nnodes,
     NodeRank,
@@ -37,6 +45,7 @@ from trainmover.edges import probes
 from trainmover.edges.launcher import log_tail
 from trainmover.errors import ConfigError
 from trainmover.protocol import exits
+from trainmover.protocol.addresses import parse_address
 from trainmover.topology.keeping import read_keeping
 
 CONTEXT_SETTINGS = {"allow_interspersed_args": False, "ignore_unknown_options": True}
@@ -58,21 +67,25 @@ def run(
     run_dir: Annotated[Path | None, typer.Option(help="where the job keeps its files")] = None,
     job: JobName = "",
     checkpoints: Checkpoints = "",
+    local_checkpoints: LocalCheckpoints = "",
     resume: Resume = "auto",
     token_file: Annotated[Path | None, typer.Option(help="the job's token; several hosts")] = None,
     no_progress: Annotated[bool, typer.Option("--no-progress", help="no progress line")] = False,
     rehearse_with: RehearseWith = "",
     rehearsal_writes: RehearsalWrites = "",
     worker_logs: ShowsWorkerLogs = False,
+    grace: GraceOption = "",
+    topology: TopologyOption = None,
 ) -> int:
     """Train SCRIPT, surviving the loss of machines, with the numbers of an undisturbed run."""
     check_counts(machines=machines, standby=standby, nproc_per_node=nproc_per_node)
-    if not script.is_file():
-        raise ConfigError(f"no script at {script}")
+    check_script(script)
     flags = {
+        "agent.grace_s": grace_text(grace),
         "rehearsal.answers": rehearse_with,
         "rehearsal.writes": rehearsal_writes,
         "checkpoint.directory": checkpoint_place(checkpoints),
+        "checkpoint.local_directory": checkpoint_place(local_checkpoints),
     }
     given = [f"{name}={value}" for name, value in flags.items() if value] + (assignments or [])
     settings = resolve_settings(config, given, max_restarts, machines * nproc_per_node)
@@ -92,6 +105,7 @@ def run(
                 token_file=token_file,
                 settings=settings_of.flatten(settings),
                 resume=resume,
+                topology=read_labels(topology),
             )
         )
     plan = JobPlan(
@@ -104,9 +118,25 @@ def run(
         run_directory=directory.path,
         settings=settings_of.flatten(settings),
         resume=resume,
+        topology=read_labels(topology),
+        ends_at_wall_s=end_of_allocation_s(),
     )
     logs = WorkerLogs(directory.logs) if worker_logs else None
     return run_here(plan, ConsoleScreen(logs, shows_progress=not no_progress), worker_logs)
+
+
+def check_script(script: Path) -> None:
+    """Raises ConfigError where there is none."""
+    if not script.is_file():
+        raise ConfigError(f"no script at {script}")
+
+
+def check_names(places: Sequence[tuple[str, object]], names: tuple[str, ...]) -> None:
+    """Raises ConfigError for a topology of other machines than those that are played."""
+    others = [name for name, _ in places if name not in names]
+    if others:
+        played = ", ".join(names)
+        raise ConfigError(f"--topology names {', '.join(others)}; this job plays {played}")
 
 
 def checkpoint_place(text: str) -> str:
@@ -116,6 +146,7 @@ def checkpoint_place(text: str) -> str:
 
 def run_here(plan: JobPlan, screen: ConsoleScreen, shows_logs: bool) -> int:
     """Play all machines on this host; the job's exit code."""
+    check_names(plan.topology, plan.machine_names)
     supervisor = Supervisor(plan, screen)
     screen.line("start", f"job {plan.job}: files in {plan.run_directory}")
     code = supervisor.run()

@@ -31,6 +31,12 @@ JobName = Annotated[str, typer.Option(help="name of the job; default: the script
 Checkpoints = Annotated[
     str, typer.Option(help="directory or URL of durable checkpoints, the same on all machines")
 ]
+LocalCheckpoints = Annotated[
+    str,
+    typer.Option(
+        help="directory on each machine's own disk: written there first, copied in the background"
+    ),
+]
 Resume = Annotated[
     str, typer.Option(help="start from: auto (newest, if any), required, never, or a name")
 ]

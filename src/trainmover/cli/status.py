@@ -31,6 +31,8 @@ def status(
         show_table(found[title], title)
     for line in kept_lines(found):
         typer.echo(line)
+    for line in cadence_lines(view.get("cadence")):
+        typer.echo(line)
     if view["findings"]:
         typer.echo(f"{view['findings']} findings: see console.jsonl in the run directory")
 
@@ -42,13 +44,35 @@ def kept_lines(found: dict[str, Any]) -> list[str]:
         lines.append(f"newest snapshot in memory: step {found['snapshot_step']}")
     if found["snapshot_copies"]:
         lines.append(f"copies: {found['snapshot_copies']}")
+    if found["snapshot_worth"]:
+        lines.append(found["snapshot_worth"])
     if found["checkpoint_step"] >= 0:
         age_s = found["checkpoint_age_s"]
         age = f", {age_s:.0f} s old" if age_s >= 0 else ""
         name = found["checkpoint_name"]
         lines.append(f"newest checkpoint: step {found['checkpoint_step']} ({name}){age}")
+    if found["disk_step"] >= 0:
+        lines.append(f"newest checkpoint on machines' disks: step {found['disk_step']}")
+    if found["disk_failure"]:
+        lines.append(f"machines' disks: {found['disk_failure']}")
     if found["checkpoint_state"]:
         lines.append(f"checkpoint: {found['checkpoint_state']}")
+    return lines
+
+
+def cadence_lines(chosen: dict[str, Any] | None) -> list[str]:
+    """How often state is saved, why, and what that costs."""
+    if chosen is None:
+        return []
+    lines = []
+    if chosen["snapshot_interval_s"] >= 0:
+        lines.append(f"snapshots: every {chosen['snapshot_interval_s']:.1f} s")
+    if chosen["checkpoint_interval_s"] >= 0:
+        lines.append(
+            f"checkpoints: every {chosen['checkpoint_interval_s']:.1f} s ({chosen['reason']}); "
+            f"{100 * chosen['blocked_share']:.2f} % of the time, "
+            f"{chosen['terabytes_per_hour']:.3g} TB/h, newest at most {chosen['age_s']:.0f} s old"
+        )
     return lines
 
 

@@ -10,7 +10,6 @@ import asyncio
 import logging
 import os
 import secrets
-import signal
 import sys
 from pathlib import Path
 from typing import Any, assert_never
@@ -20,6 +19,7 @@ from trainmover.agent import Exit, Kill, Launch, ToController, ToWorkerLink
 from trainmover.daemons import settings as settings_of
 from trainmover.daemons.fencing import fence
 from trainmover.daemons.launching import fork_request
+from trainmover.daemons.leaving import AgentNotices
 from trainmover.daemons.loop import Decider, DeciderLoop
 from trainmover.daemons.options import AgentOptions, read_options
 from trainmover.daemons.process import open_log, run_daemon, watch_parent
@@ -38,6 +38,7 @@ from trainmover.edges.pages import Pages
 from trainmover.edges.worker_link import WorkerLinkHandlers, WorkerLinkServer
 from trainmover.errors import AuthenticationFailed, ConfigError, LocalProtocolError
 from trainmover.protocol import exits
+from trainmover.protocol.addresses import joined
 from trainmover.protocol.messages import JobSpec, WorkerLaunch, WorkerStatus
 from trainmover.protocol.nursery import Exited, Forked, ForkedWorker, ForkFailed
 from trainmover.topology.keeping import Keeping, read_keeping
@@ -112,6 +113,7 @@ class AgentDaemon:
                 post=self._post_from_thread,
             )
         )
+        self._notices = AgentNotices(options, self._settings, self._ask_to_leave)
         self._events_of: asyncio.AbstractEventLoop | None = None
         self._exit: Exit | None = None
         self._is_parent_gone = False
@@ -126,8 +128,7 @@ class AgentDaemon:
         self._launcher.on_spawn = lambda _: self._write_pids()
         if self._options.is_embedded:
             watch_parent(self._lose_parent)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
-            asyncio.get_running_loop().add_signal_handler(number, self._ask_to_leave, number)
+        self._notices.take_signals(asyncio.get_running_loop())
         try:
             up = await self._launcher.start()
         except asyncio.CancelledError:
@@ -222,12 +223,12 @@ class AgentDaemon:
         found = None
         if self._options.is_embedded:
             found = read_struct(self._directory.path / "controller.json", ControllerFile)
-        return self._options.controller if found is None else f"{found.host}:{found.port}"
+        return self._options.controller if found is None else joined(found.host, found.port)
 
-    def _ask_to_leave(self, number: int) -> None:
+    def _ask_to_leave(self, asked: agent.StopAsked) -> None:
         if self._loop is None:
             self._stop()  # nothing runs here yet
-        self._post(agent.StopAsked(reason=f"signal {signal.Signals(number).name}"))
+        self._post(asked)
 
     def _lose_parent(self) -> None:
         log.error("whoever started this machine is gone: workers end")
@@ -318,6 +319,7 @@ class AgentDaemon:
         interval_s = float(str(self._settings["agent.heartbeat_interval_s"])) / 2
         while True:
             await asyncio.sleep(interval_s)
+            self._notices.look()
             workers = tuple(
                 self._status(name, pid) for name, pid in sorted(self._launcher.pids.items())
             )

@@ -24,7 +24,15 @@ from trainmover.daemons.loop import Decider, DeciderLoop
 from trainmover.daemons.operator_views import OperatorViews
 from trainmover.daemons.options import ControllerOptions, read_options
 from trainmover.daemons.process import open_log, run_daemon, watch_parent
-from trainmover.daemons.records import JobRecords
+from trainmover.daemons.records import JobRecords, read_lines
+from trainmover.daemons.repeated_losses import (
+    Line,
+    LossFile,
+    Repeats,
+    is_directory,
+    loss_path,
+    losses_of,
+)
 from trainmover.daemons.resume import choose_start
 from trainmover.daemons.run_directory import (
     ControllerFile,
@@ -41,28 +49,38 @@ from trainmover.errors import ConfigError
 from trainmover.protocol import exits
 from trainmover.protocol.journal import (
     AnyRecord,
+    CheckpointMissed,
     IncidentClosed,
+    NoticeRecorded,
     PlanRecorded,
+    StoppedRecorded,
     TermTaken,
     decode_record,
     encode_record,
 )
 from trainmover.protocol.messages import (
     AgentHello,
+    CadenceChosen,
     Coverage,
     Finding,
     FromAgentMessage,
     FromWorker,
     Refused,
+    RestoreChecked,
     ScriptFailed,
+    SnapshotsHeld,
     StepLogged,
     StopRequest,
 )
+from trainmover.topology.domains import merged_labels
 from trainmover.topology.keeping import read_keeping
+from trainmover.worker.config import WorkerConfig, read_settings
 
 log = logging.getLogger("controller")
 
 WHO = "controller"
+LOSSES_LIMIT_S = 2.0
+"""At the end, for losses that are still to be written beside the checkpoints."""
 
 
 class ControllerDaemon:
@@ -72,8 +90,10 @@ class ControllerDaemon:
         self._options = options
         self._directory = RunDirectory(Path(options.run_directory))
         self._journal = journal
-        self._records = JobRecords(self._directory.path)
         self._settings = settings_of.unflatten(options.spec.settings)
+        self._worker = read_settings(WorkerConfig, "worker", dict(options.spec.settings))
+        self._repeats = Repeats(self._worker.compared)
+        self._records = self._open_records()
         token = seal.read_token(self._directory.token)
         self._views = OperatorViews(self._records, self._post_request, self._view)
         self._server = ControllerServer(
@@ -85,8 +105,11 @@ class ControllerDaemon:
                 answer=self._views.answer,
             ),
         )
+        self._topology = dict(options.topology)
+        self._worth = ""
         self._loop: DeciderLoop[controller.State, controller.Event, controller.Command]
         self._outcome: OutcomeFile | None = None
+        self._is_stopped = False
 
     async def run(self) -> int:
         """Until the decider ends the job; the job's exit code."""
@@ -117,13 +140,38 @@ class ControllerDaemon:
         self._take_signals()
         await self._loop.run()
         await self._server.close()
+        self._records.close(LOSSES_LIMIT_S)
         return exits.INTERRUPTED if self._outcome is None else self._outcome.code
+
+    def _open_records(self) -> JobRecords:
+        spec = self._options.spec
+        place = read_keeping(spec.settings).checkpoint.directory
+        losses = None
+        if is_directory(place):
+            losses = LossFile(place, spec.run_id, spec.world_size)
+        return JobRecords(self._directory.path, self._repeats, losses)
+
+    def _expect_losses(self, directory: str, restored: controller.Restored) -> None:
+        """What the run that wrote the checkpoint did behind it is done again now."""
+        lines = read_lines(loss_path(directory, restored.run_id), Line)
+        expected = losses_of(lines, restored.version.step, self._options.spec.world_size)
+        self._repeats.expect(expected, f"steps done again behind checkpoint {restored.name}")
+
+    def _check_mismatch(self) -> None:
+        """A check may have found that the run does not repeat itself."""
+        if self._records.has_mismatch and self._worker.stops_on_mismatch and not self._is_stopped:
+            self._is_stopped = True
+            self._records.say("failure", "worker.restore_mismatch is 'stop': the job ends")
+            self._post_request(StopRequest(request="restore-mismatch", mode="now"))
 
     async def _choose_start(self) -> controller.Restored | None:
         keeping = read_keeping(self._options.spec.settings)
         restored, notes = await asyncio.to_thread(choose_start, self._options.resume, keeping)
         for note in notes:
             self._records.say("restore", note)
+        directory = keeping.checkpoint.directory
+        if restored is not None and restored.run_id and is_directory(directory):
+            await asyncio.to_thread(self._expect_losses, directory, restored)
         return restored
 
     async def _listen(self, term: int) -> None:
@@ -175,9 +223,17 @@ class ControllerDaemon:
         match message:
             case FromWorker(body=StepLogged() as logged):
                 self._records.add_step(logged)
+                self._check_mismatch()
+                return
+            case FromWorker(body=RestoreChecked() as check):
+                self._records.add_check(check)
+                self._check_mismatch()
                 return
             case FromWorker(body=Finding() as finding):
                 self._records.add_finding(finding)
+                return
+            case FromWorker(body=CadenceChosen() as chosen):
+                self._records.cadence = chosen
                 return
             case FromWorker(body=Coverage() as coverage):
                 self._records.add_coverage(coverage)
@@ -189,7 +245,19 @@ class ControllerDaemon:
                 refused = Refused(term=self._journal.term, reason=reason, code=exits.BAD_USAGE)
                 self._server.send(machine, refused)
                 return
+            case AgentHello(labels=own):
+                labels = merged_labels(self._topology.get(machine, ()), own)
+                message = msgspec.structs.replace(message, labels=labels)
+            case SnapshotsHeld():
+                self._tell_worth()
         self._post(controller.FromAgent(machine=machine, body=message))
+
+    def _tell_worth(self) -> None:
+        """What copies are worth, at the start and whenever it changes."""
+        text = controller.placement_text(self._loop.state)
+        if text and text != self._worth:
+            self._worth = text
+            self._records.say("copies", text)
 
     def _keep_failure(self, machine: str, failed: ScriptFailed) -> None:
         where = f"rank {failed.rank}, step {failed.step}, {machine}"
@@ -236,15 +304,28 @@ class ControllerDaemon:
 
     def _append(self, record: AnyRecord) -> None:
         self._journal.append(encode_record(record))
-        if isinstance(record, IncidentClosed):
-            self._records.add_incident(record.report)
+        match record:
+            case IncidentClosed(report=report):
+                self._records.add_incident(report)
+            case CheckpointMissed():
+                self._records.add_missed(record)
+            case StoppedRecorded(code=code, reason=reason) if self._loop.state.stop_by:
+                # Whoever started us may be killed before the last process has ended.
+                self._write_outcome(code, reason)
+            case NoticeRecorded(machines=machines, grace_s=grace_s, choice=choice):
+                who = ", ".join(machines) or "the job"
+                left = f" in {grace_s:.0f} s" if grace_s else ""
+                self._records.say("notice", f"{who} is to end{left}: {choice}")
 
-    def _end(self, code: int, reason: str) -> None:
+    def _write_outcome(self, code: int, reason: str) -> None:
         state = self._loop.state
         self._outcome = OutcomeFile(
             code=code, reason=reason, generation=state.generation, step=state.step
         )
         write_struct(self._directory.path / "outcome.json", self._outcome)
+
+    def _end(self, code: int, reason: str) -> None:
+        self._write_outcome(code, reason)
         self._records.say("end", reason)
         log.info("job ends with %d: %s", code, reason)
         self._loop.stop()

@@ -47,6 +47,10 @@ class Nurseries:
         lines = log_tail(self._log_path, 4000).strip().splitlines()
         return f"workers can't be started: {lines[-1] if lines else f'code {code}'}"
 
+    def pids(self) -> list[int]:
+        """Children of whoever made this."""
+        return [self._process.pid]
+
     def end(self) -> None:
         """Kill what is left of all nurseries and their workers."""
         if self._process.poll() is None:

@@ -61,13 +61,18 @@ class OperatorViews:
                     {
                         "status": self._status(),
                         "last": self._records.last,
+                        "cadence": self._records.cadence,
                         "findings": len(self._records.findings),
                     }
                 )
             case ["incidents"]:
                 return 200, to_json(self._records.incidents)
+            case ["missed"]:
+                return 200, to_json(self._records.missed)
             case ["coverage"]:
                 return 200, to_json(self._records.coverage)
+            case ["checks"]:
+                return 200, to_json(self._records.checks)
             case ["findings"]:
                 return 200, to_json(self._records.findings)
             case ["losses"]:

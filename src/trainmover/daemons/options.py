@@ -26,6 +26,8 @@ class ControllerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Ends when its standard input is closed: whoever started it is gone."""
     resume: str = "auto"
     """What a new job starts from: see `daemons.resume`."""
+    topology: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = ()
+    """Labels by machine, as a topology file has them; an agent's own count more."""
 
 
 class AgentOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +53,8 @@ class AgentOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The first nursery is started by whoever started the agent."""
     is_embedded: bool = False
     """Ends, with its workers, when its standard input is closed."""
+    ends_at_wall_s: float = 0.0
+    """When the scheduler ends the allocation, Unix time; 0: not known."""
 
 
 def read_options(path: Path, kind: type[msgspec.Struct]) -> msgspec.Struct:

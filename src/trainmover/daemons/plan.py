@@ -39,6 +39,10 @@ class JobPlan:
     orphan_timeout_s: float = 60.0
     resume: str = "auto"
     """What the job starts from: see `daemons.resume`."""
+    topology: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = ()
+    """Labels by machine, as a topology file has them."""
+    ends_at_wall_s: float = 0.0
+    """When the scheduler ends the allocation, Unix time; 0: not known."""
     environment: dict[str, str] = field(default_factory=dict)
     """Added to the environment of every process of the job (drills)."""
 

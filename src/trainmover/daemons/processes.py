@@ -60,13 +60,24 @@ def machine_pids(directory: RunDirectory, machine: str) -> tuple[int, ...]:
     return (*agent, *session_members(found.nursery_pid, found.nursery_start))
 
 
+def kill_machines(directory: RunDirectory, *machines: str) -> list[tuple[int, ...]]:
+    """SIGKILL to the machines' whole process trees, as if at one instant; the pids of each.
+
+    For drills. All are found before the first one is hurt.
+    """
+    found = [machine_pids(directory, machine) for machine in machines]
+    for pids in found:
+        for pid in pids[:1]:
+            send(pid, signal.SIGSTOP)  # it must not mend what is being broken
+    for pids in found:
+        for pid in reversed(pids):
+            send(pid, signal.SIGKILL)
+    return found
+
+
 def kill_machine(directory: RunDirectory, machine: str) -> tuple[int, ...]:
-    """SIGKILL to the machine's whole process tree, as if at one instant; the pids. For drills."""
-    pids = machine_pids(directory, machine)
-    for pid in pids[:1]:
-        send(pid, signal.SIGSTOP)  # it must not mend what is being broken
-    for pid in reversed(pids):
-        send(pid, signal.SIGKILL)
+    """`kill_machines` of one."""
+    (pids,) = kill_machines(directory, machine)
     return pids
 
 

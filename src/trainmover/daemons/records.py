@@ -15,8 +15,15 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from trainmover.protocol.journal import IncidentReport
-from trainmover.protocol.messages import Coverage, Finding, StepLogged
+from trainmover.daemons.repeated_losses import LossFile, Repeats
+from trainmover.protocol.journal import CheckpointMissed, IncidentReport
+from trainmover.protocol.messages import (
+    CadenceChosen,
+    Coverage,
+    Finding,
+    RestoreChecked,
+    StepLogged,
+)
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +49,7 @@ class ConsoleLine(msgspec.Struct, frozen=True, kw_only=True):
 
     sequence: int
     kind: str
-    """finding, incident, decision, failure, end."""
+    """finding, incident, decision, checkpoint, failure, end."""
     text: str
 
 
@@ -100,7 +107,16 @@ def read_losses(path: Path) -> dict[int, LossRecord]:
 class JobRecords:
     """What the daemon remembers for people: last values, findings, console lines."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(
+        self, directory: Path, repeats: Repeats | None = None, loss_file: LossFile | None = None
+    ) -> None:
+        self._repeats = repeats
+        self._loss_file = loss_file
+        self._checks_file = Lines(directory / "checks.jsonl")
+        self.checks = list(read_lines(directory / "checks.jsonl", RestoreChecked))
+        """What checks behind restores have compared, oldest first."""
+        self.has_mismatch = False
+        """Whether a check of this life has found a difference."""
         self._losses_path = directory / "losses.jsonl"
         self._losses = Lines(self._losses_path)
         self._console_file = Lines(directory / "console.jsonl")
@@ -112,6 +128,11 @@ class JobRecords:
         self._coverage_file = Lines(directory / "coverage.jsonl")
         self.coverage = list(read_lines(directory / "coverage.jsonl", Coverage))
         """What joiners' rehearsals had not seen, oldest first."""
+        self._missed_file = Lines(directory / "missed.jsonl")
+        self.missed = list(read_lines(directory / "missed.jsonl", CheckpointMissed))
+        """Checkpoints that could not be made, oldest first."""
+        self.cadence: CadenceChosen | None = None
+        """How often state is saved, as rank 0 has told last."""
         self.last: LossRecord | None = None
         self._known: dict[int, LossRecord] = {}
         for line in read_lines(directory / "console.jsonl", ConsoleLine):
@@ -136,8 +157,14 @@ class JobRecords:
         record = LossRecord(
             step=logged.step, lineage=logged.lineage, values=values, at_s=time.time()
         )
+        if self._repeats is not None:
+            told = dict(logged.values)
+            for check in self._repeats.seen(logged.step, logged.lineage, told, before):
+                self.add_check(check)
         self._remember(record)
         self._losses.append(record)
+        if self._loss_file is not None:
+            self._loss_file.add(logged.step, logged.lineage, dict(logged.values))
 
     def _remember(self, record: LossRecord) -> None:
         self._known[record.step] = record
@@ -170,6 +197,27 @@ class JobRecords:
             return
         self.coverage.append(coverage)
         self._coverage_file.append(coverage)
+
+    def add_missed(self, missed: CheckpointMissed) -> None:
+        """Keep a checkpoint that could not be made."""
+        self.missed.append(missed)
+        del self.missed[:-KEPT_LINES]
+        self._missed_file.append(missed)
+        self.say("checkpoint", describe_missed(missed))
+
+    def add_check(self, check: RestoreChecked) -> None:
+        """Keep what was compared behind a restore; agents may say it twice."""
+        if check in self.checks:
+            return
+        self.checks.append(check)
+        self._checks_file.append(check)
+        self.has_mismatch = self.has_mismatch or bool(check.differing)
+        self.say("mismatch" if check.differing else "check", check.text)
+
+    def close(self, timeout_s: float) -> None:
+        """Give what writes in the background so long to end."""
+        if self._loss_file is not None:
+            self._loss_file.close(timeout_s)
 
     def say(self, kind: str, text: str) -> None:
         """Add a console line."""
@@ -204,6 +252,15 @@ def describe(report: IncidentReport) -> str:
     text = f"{report.kind} to generation {report.number}"
     text += f" ({who})" if who else ""
     return f"{text}: {report.reason}; first new step after {total:.2f} s. {report.outcome}".strip()
+
+
+def describe_missed(missed: CheckpointMissed) -> str:
+    """One line for a checkpoint that does not exist."""
+    where = " on machines' disks" if missed.tier == "disk" else ""
+    return (
+        f"checkpoint {missed.number} of step {missed.version.step}{where} failed, training goes "
+        f"on: {missed.reason}"
+    )
 
 
 def to_json(value: Any) -> bytes:

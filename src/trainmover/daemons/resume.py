@@ -1,20 +1,22 @@
 """What a new job starts from: the newest valid checkpoint, one by name, or its own beginning.
 
 Decides how the command's words become a question; the answer is the checkpoint room's, one for all
-ranks. Every byte of what is chosen is compared with its checksum before anybody loads it.
+ranks. Every byte of what is chosen is compared with its checksum before anybody loads it. A job
+that starts from the newest checkpoint continues the run that made it; one that was told a name is a
+run of its own, and whatever is there is left alone.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from typing import Final
 
 from trainmover import controller
 from trainmover.checkpoint.bounded import Limits, Watch
 from trainmover.checkpoint.choice import Asked, Choice
 from trainmover.checkpoint.reader import load
-from trainmover.checkpoint.store import open_store
-from trainmover.checkpoint.tiers import pick
+from trainmover.checkpoint.tiers import open_tiers, pick
 from trainmover.errors import ConfigError, NothingToRestore
 from trainmover.protocol.messages import Version
 from trainmover.topology.keeping import Keeping
@@ -29,6 +31,8 @@ REQUIRED: Final = "required"
 """The newest valid checkpoint; an error where there is none."""
 
 STALL_S: Final = 60.0
+LONGEST_HISTORY: Final = 256
+"""Runs before that have no checkpoint left, unless everything is kept."""
 
 
 def check_resume(resume: str, keeping: Keeping) -> None:
@@ -36,7 +40,7 @@ def check_resume(resume: str, keeping: Keeping) -> None:
     if not keeping.checkpoint.is_on and resume not in (AUTO, NEVER):
         raise ConfigError(f"--resume {resume}: name the directory too, --checkpoints DIR")
     if keeping.checkpoint.is_on:
-        open_store(keeping.checkpoint.directory)
+        open_tiers(keeping.checkpoint)
 
 
 def choose_start(resume: str, keeping: Keeping) -> tuple[controller.Restored | None, list[str]]:
@@ -46,7 +50,7 @@ def choose_start(resume: str, keeping: Keeping) -> tuple[controller.Restored | N
 
     Raises:
         NothingToRestore: Something was asked for, or something broken is there, and nothing valid.
-        StorageFailed: The directory can't be read.
+        StorageFailed: No tier can be read.
     """
     config = keeping.checkpoint
     if not config.is_on or resume == NEVER:
@@ -55,7 +59,7 @@ def choose_start(resume: str, keeping: Keeping) -> tuple[controller.Restored | N
     limits = Limits(stall_s=min(STALL_S, config.load_timeout_s), total_s=config.load_timeout_s)
 
     def work(watch: Watch) -> Choice | None:
-        return pick({config.directory: open_store(config.directory)}, asked, watch=watch)
+        return pick(open_tiers(config), asked, watch=watch, limits=limits)
 
     try:
         chosen = load(work, what=f"choosing a checkpoint in {config.directory}", limits=limits)
@@ -65,8 +69,22 @@ def choose_start(resume: str, keeping: Keeping) -> tuple[controller.Restored | N
         return None, []
     manifest = chosen.manifest
     notes = [f"checkpoint {one.name} can't be used: {one.reason}" for one in chosen.passed_over]
+    if config.local_directory:
+        notes.append(f"files of {chosen.name}: {_served(chosen)}")
     notes.append(f"starts from checkpoint {chosen.name}, at step {manifest.step}")
     for line in notes:
         log.info("%s", line)
     version = Version(step=manifest.step, lineage=manifest.lineage)
-    return controller.Restored(name=chosen.name, version=version), notes
+    is_own = resume in (AUTO, REQUIRED)
+    restored = controller.Restored(
+        name=chosen.name,
+        version=version,
+        run_id=manifest.run_id,
+        history=(manifest.run_id, *manifest.history)[:LONGEST_HISTORY] if is_own else (),
+    )
+    return restored, notes
+
+
+def _served(chosen: Choice) -> str:
+    counts = Counter(tier for _, tier in chosen.sources)
+    return ", ".join(f"{counts[tier]} from {tier}" for tier in chosen.tiers())

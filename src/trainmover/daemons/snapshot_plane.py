@@ -59,7 +59,7 @@ class SnapshotPlane:
     def __init__(self, around: Surroundings) -> None:
         self._around = around
         self._store = SnapshotStore()
-        self._durable = DurableWriter(self._store, around.keeping, around.post)
+        self._durable = DurableWriter(around.machine, self._store, around.keeping, around.post)
         self._lock = threading.Lock()
         self._orders: dict[int, tuple[BackupPlace, ...]] = {}
         self._busy: set[tuple[int, str]] = set()

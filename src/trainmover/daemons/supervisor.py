@@ -2,18 +2,16 @@
 
 Decides only what a machine's own init system would: a controller that dies is started again; an
 agent that dies alone (its nursery lives) is started again and adopts its workers; an agent that
-dies together with its nursery was a whole machine, and stays dead. Ctrl-C once stops the job at the
-next boundary, twice now, three times kills every process of the job.
+dies together with its nursery was a whole machine, and stays dead. What signals ask for is decided
+in `stop_signals`.
 """
 
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
-import types
 import uuid
 from pathlib import Path
 from typing import Final
@@ -22,6 +20,7 @@ import msgspec
 
 from trainmover.daemons import processes
 from trainmover.daemons.child import Child, how_ended, wait_for_ends
+from trainmover.daemons.grace import grace_of
 from trainmover.daemons.nurseries import Nurseries
 from trainmover.daemons.options import AgentOptions, ControllerOptions
 from trainmover.daemons.plan import JobPlan, Screen
@@ -38,12 +37,14 @@ from trainmover.daemons.run_directory import (
     sweep_runtime,
     write_struct,
 )
-from trainmover.edges import probes, seal
+from trainmover.daemons.stop_signals import StopSignals
+from trainmover.edges import first_process, probes, seal
 from trainmover.edges.launcher import log_tail
 from trainmover.edges.operator_client import OperatorClient
 from trainmover.errors import ConfigError, TrainMoverError
 from trainmover.protocol import exits
-from trainmover.protocol.messages import JobSpec, StopRequest
+from trainmover.protocol.addresses import joined
+from trainmover.protocol.messages import JobSpec
 from trainmover.topology.keeping import read_keeping
 
 __all__ = ["JobPlan", "Screen", "Supervisor"]
@@ -56,10 +57,9 @@ MAX_AGENT_RESTARTS: Final = 20
 JUDGE_AFTER_S: Final = 0.3
 STABLE_AFTER_S: Final = 60.0
 """A daemon that has lived this long starts with a clean record of restarts."""
-HINT_AFTER_S: Final = 10.0
 OWN_END_LIMIT_S: Final = 3.0
 END_LIMIT_S: Final = 12.0
-STOP_NOW_LIMIT_S: Final = 15.0
+BURY_INTERVAL_S: Final = 1.0
 
 
 class Supervisor:
@@ -74,30 +74,22 @@ class Supervisor:
         self._nurseries: Nurseries | None = None
         self._client: OperatorClient | None = None
         self._found: ControllerFile | None = None
-        self._stop_signals = 0
-        self._stops_sent = 0
-        self._now_since: float | None = None
-        self._hint_at: float | None = None
+        self._signals = StopSignals(screen, grace_of(plan.settings, plan.ends_at_wall_s))
+        self._buried_at = 0.0
         self._console_at = 0.0
         self._console_seen = 0
 
     def run(self) -> int:
         """Start, watch, end; the job's exit code. Raises ConfigError before anything started."""
         self._prepare()
-        before = {
-            number: signal.signal(number, self._count_signal)
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        }
+        self._signals.install()
         try:
             self._start()
             code = self._watch()
         finally:
             self._end_all()
             self._screen.close()
-            for number, handler in before.items():
-                # A hasty fourth Ctrl-C must not turn the exit code into a traceback.
-                is_killed = self._stop_signals >= 3
-                signal.signal(number, signal.SIG_IGN if is_killed else handler)
+            self._signals.restore()
         return code
 
     # -------------------------------------------------------------------------- start
@@ -112,8 +104,8 @@ class Supervisor:
                 f"{self.directory.path} holds the journal of an earlier job; "
                 "choose another --job or --run-dir"
             )
-        problems = probes.preflight(self.directory.path)
-        for problem in problems:
+        problems = (*probes.preflight(self.directory.path), first_process.shell_in_front())
+        for problem in filter(None, problems):
             self._screen.line("warning", problem)
         self.directory.clear_runtime()
         mark_owner(self.directory.runtime)
@@ -151,10 +143,11 @@ class Supervisor:
             port=plan.port,
             is_embedded=True,
             resume=plan.resume,
+            topology=plan.topology,
         )
         self._controller = self._spawn("controller", "controller_daemon", options)
         found = self._wait_for_controller()
-        address = f"{found.host}:{found.port}"
+        address = joined(found.host, found.port)
         for name in plan.machine_names:
             self._agents.append(self._spawn(name, "agent_daemon", self._agent(name, address, spec)))
 
@@ -172,6 +165,7 @@ class Supervisor:
             orphan_timeout_s=self._plan.orphan_timeout_s,
             is_nursery_provided=True,
             is_embedded=True,
+            ends_at_wall_s=self._plan.ends_at_wall_s,
         )
 
     def _spawn(self, name: str, module: str, options: msgspec.Struct) -> Child:
@@ -232,10 +226,12 @@ class Supervisor:
             if hopeless:
                 self._screen.line("failure", hopeless)
                 return self._verdict()
-            self._pass_signals()
-            if self._stop_signals >= 3:
-                self._screen.line("end", "third interrupt: every process of the job is killed")
-                return exits.INTERRUPTED
+            self._signals.pass_on(self._client, self._controller.process.pid)
+            if self._signals.level >= 3:
+                self._screen.line("end", "every process of the job is killed")
+                outcome = self.outcome()
+                return exits.INTERRUPTED if outcome is None else outcome.code
+            self._bury_orphans()
             self._refresh()
             time.sleep(POLL_S)
 
@@ -301,31 +297,14 @@ class Supervisor:
             line = self._last_line(child.name)
             self._screen.line("warning", f"machine {child.name} left with code {code}: {line}")
 
-    def _count_signal(self, number: int, _: types.FrameType | None) -> None:
-        self._stop_signals += 1
-
-    def _pass_signals(self) -> None:
-        if self._hint_at is not None and time.monotonic() > self._hint_at:
-            self._hint_at = None
-            text = f"no boundary within {HINT_AFTER_S:g} s; interrupt again to stop now"
-            self._screen.line("warning", text)
-        if self._now_since is not None and time.monotonic() - self._now_since > STOP_NOW_LIMIT_S:
-            self._stop_signals = 3
-        if self._stops_sent >= min(self._stop_signals, 2) or self._client is None:
+    def _bury_orphans(self) -> None:
+        now = time.monotonic()
+        if not first_process.is_first() or now - self._buried_at < BURY_INTERVAL_S:
             return
-        is_now = self._stop_signals >= 2
-        request = StopRequest(
-            request=f"signal-{self._stop_signals}", mode="now" if is_now else "boundary"
-        )
-        self._screen.line("decision", "stopping now" if is_now else "stopping at the next boundary")
-        if is_now:
-            self._now_since = time.monotonic()
-        try:
-            self._client.request(request)
-            self._stops_sent = 2 if is_now else 1
-            self._hint_at = None if is_now else time.monotonic() + HINT_AFTER_S
-        except TrainMoverError as error:
-            self._screen.line("warning", f"{error}; trying again")
+        self._buried_at = now
+        nurseries = self._nurseries.pids() if self._nurseries is not None else []
+        ours = [child.process.pid for child in (self._controller, *self._agents)]
+        first_process.bury_orphans([*ours, *nurseries])
 
     def _refresh(self) -> None:
         now = time.monotonic()
@@ -374,7 +353,7 @@ class Supervisor:
         children = [*self._agents]
         if hasattr(self, "_controller"):
             children.append(self._controller)
-        if self._stop_signals < 3:
+        if self._signals.level < 3:
             has_outcome = (self.directory.path / "outcome.json").exists()
             wait_for_ends(children, OWN_END_LIMIT_S if has_outcome else 0.5)
             for child in self._agents:

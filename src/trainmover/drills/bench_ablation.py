@@ -23,8 +23,10 @@ from trainmover.drills.compare import compare
 from trainmover.drills.harness import RunningJob
 from trainmover.drills.held_job import JobShape
 from trainmover.drills.undisturbed import run_undisturbed
+from trainmover.errors import ConfigError
 
 DIES: Final = "m2"
+RANKS_MIN: Final = 3
 HOLD_AT: Final = 20
 STEPS: Final = 60
 UNHURRIED: Final = (
@@ -83,6 +85,10 @@ class AblationConfig:
     baseline_steps: int = 32
     fault_step: int = 26
     limit_s: float = 1500.0
+
+    def __post_init__(self) -> None:
+        if min((*self.ranks, *self.compile_ranks), default=0) < RANKS_MIN:
+            raise ConfigError(f"ablation: expected at least {RANKS_MIN} ranks: {DIES} is lost")
 
 
 def measure(config: AblationConfig, tell: Callable[[str], None]) -> Samples:
@@ -152,7 +158,7 @@ def run_stage(shape: JobShape, folder: Path, stage: Stage) -> dict[str, Any]:
         job.wait_for_step(HOLD_AT - 1, held_job.WAIT_S)
         held_job.wait_until_started(job, 1)
         if stage.name == "rehearsed":
-            job.wait_for_standby(1, held_job.WAIT_S)
+            held_job.wait_until_ready(job, 1)
         held_job.let_go(job)
         job.wait_for_step(HOLD_AT + 12)
         job.kill_machine(DIES)

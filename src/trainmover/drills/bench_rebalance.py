@@ -88,7 +88,7 @@ def run_moves(config: RebalanceConfig, tell: Callable[[str], None]) -> Samples:
     with RunningJob(
         replace(request, disturbance=(held_job.held(START_AT, folder),)), folder
     ) as job:
-        job.wait_for_standby(config.standbys, held_job.WAIT_S)
+        held_job.wait_until_ready(job, config.standbys)
         held_job.let_go(job)
         job.wait_for_step(START_AT)
         for index in range(config.switchovers):
@@ -108,7 +108,7 @@ def run_moves(config: RebalanceConfig, tell: Callable[[str], None]) -> Samples:
 def _move(job: RunningJob, index: int, step: int) -> None:
     """The machine of a rank leaves, in turn, once the standby is back and `step` is reached."""
     job.wait_for_step(step, held_job.WAIT_S)
-    job.wait_for_standby(1, held_job.WAIT_S)
+    held_job.wait_until_ready(job, 1)
     job.switchover((job.member(index % RANKS).machine,))
     job.wait_for_incidents(index + 1, held_job.WAIT_S)
 

@@ -236,6 +236,8 @@ def summarise(samples: Samples) -> Summary:
         alone_s = samples["alone"]["downtime_s"]
         summary["restart_alone_s"] = alone_s
         summary["planned_ratio_vs_restart_alone"] = alone_s / statistics.median(planned)
+        # Low: it saved before it ended, and nothing had to be noticed or done again.
+        summary["unplanned_ratio_vs_restart_alone"] = alone_s / statistics.median(unplanned)
     return summary
 
 

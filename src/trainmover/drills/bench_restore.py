@@ -2,16 +2,20 @@
 
 Decides what is timed: from the kill (or the command) to the first step that is recorded behind it,
 detection, respawn and loading included, on one clock. State that nobody else holds: FSDP2. The
-memory and peer tiers are losses inside a job, disk and durable restarts of a whole job; these also
-pay for the start of the job itself, which a job without checkpoints shows in the same run.
+memory and peer tiers are losses inside a job, disk and durable restarts of a whole job that had
+written to machines' own disks and copied to storage: one with the disks as they were, one without
+them, as on other machines. These also pay for the start of the job itself, which a job without
+checkpoints shows in the same run.
 """
 
 from __future__ import annotations
 
+import shutil
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,7 +39,7 @@ class RestoreConfig:
     repetitions: int = 3
     width: int = 512
     url: str = ""
-    """Checkpoints for the durable tier; empty: that tier is not measured."""
+    """Storage of the durable tier; empty: a directory."""
 
 
 def configured(folder: Path, repetitions: int, url: str) -> RestoreConfig:
@@ -59,13 +63,10 @@ def measure(config: RestoreConfig, tell: Callable[[str], None]) -> Samples:
     tiers: dict[str, Callable[[JobRequest, Path], float]] = {
         "memory": _memory,
         "peer": _peer,
-        "disk": lambda request, folder: _restart(request, folder, str(folder / "checkpoints")),
+        "disk": partial(_restart, url=config.url, keeps_disks=True),
+        "durable": partial(_restart, url=config.url, keeps_disks=False),
         "start": _start,
     }
-    if config.url:
-        tiers["durable"] = lambda request, folder: _restart(
-            request, folder, f"{config.url}/{folder.name}"
-        )
     samples: Samples = {name: [] for name in tiers}
     for index in range(config.repetitions):
         for name, take in tiers.items():
@@ -89,12 +90,16 @@ def _peer(request: JobRequest, folder: Path) -> float:
         return _until_step(job, lambda: job.kill_machine("m1"))
 
 
-def _restart(request: JobRequest, folder: Path, place: str) -> float:
+def _restart(request: JobRequest, folder: Path, *, url: str, keeps_disks: bool) -> float:
     """Everything is killed; the same command is given again."""
-    kept = replace(request, flags=("--checkpoints", place))
+    place = f"{url}/{folder.name}" if url else str(folder / "storage")
+    disks = folder / "disks"
+    kept = replace(request, flags=("--checkpoints", place, "--local-checkpoints", str(disks)))
     with RunningJob(kept, folder / "first") as job:
         job.wait_for(lambda: _status(job, "checkpoint_step") >= FIRST, "a durable checkpoint")
         victims.end_all(job.processes())
+    if not keeps_disks:
+        shutil.rmtree(disks)
     return _start(kept, folder / "second")
 
 
@@ -132,10 +137,8 @@ def _newest_lineage(job: RunningJob) -> int:
 
 def summarise(samples: Samples) -> Summary:
     """Medians per tier; for restarts also what loading adds to a plain start."""
-    summary: Summary = {
-        f"{name}_s": _median(samples.get(name, ())) for name in ("memory", "peer", "disk")
-    }
-    summary["durable_s"] = _median(samples.get("durable", ()))
+    tiers = ("memory", "peer", "disk", "durable")
+    summary: Summary = {f"{name}_s": _median(samples.get(name, ())) for name in tiers}
     summary["plain_start_s"] = _median(samples["start"])
     return summary
 
@@ -151,6 +154,6 @@ BENCHMARK: Final = bench_file.Benchmark(
         "memory_s": "below disk_s",
         "peer_s": "below disk_s",
         "disk_s": "near plain_start_s",
-        "durable_s": "with --url: a shared or object store",
+        "durable_s": "near plain_start_s, or --url's storage",
     },
 )

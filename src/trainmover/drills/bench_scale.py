@@ -1,10 +1,14 @@
-"""`bench scale`: does a switchover cost a stayer more when the job has more machines?
+"""`bench scale`: does a switchover cost a stayer more when the job, or the move, has more machines?
 
 Decides what is counted on a stayer's critical path, from its stop to the commit: messages to and
 from the controller, connections opened, bytes of state moved. These must be equal from the fewest
 machines to the most, else the command exits with 1. What does grow is told beside them and not
 judged: frames on kept channels (one per channel: log2 of the ranks), personal state for the two
 backups (one, where there is only one other machine), and wall time on a host with too few cores.
+
+With `--at-once 1,3` it is the number of machines that go at the same time which varies: each run is
+one planned switchover of so many and one loss of so many, each of which must be one incident in one
+round. All runs have as many processes.
 """
 
 from __future__ import annotations
@@ -22,13 +26,14 @@ from trainmover.drills.bench_recovery import median_step_s
 from trainmover.drills.compare import compare
 from trainmover.drills.harness import RunningJob
 from trainmover.drills.held_job import JobShape
+from trainmover.drills.report import joiners
 from trainmover.drills.undisturbed import run_undisturbed
-from trainmover.errors import TrainMoverError
+from trainmover.errors import ConfigError, DrillFailed, TrainMoverError
+from trainmover.protocol.journal import IncidentReport
 
 HOLD_AT: Final = 12
 BETWEEN: Final = 10
 STEPS: Final = 240
-LEAVES: Final = "m1"
 SETTINGS: Final = (
     ("controller.resend_interval_s", "3"),
     ("controller.return_to_pool", "false"),
@@ -49,6 +54,8 @@ class ScaleConfig:
 
     folder: Path
     machines: tuple[int, ...] = (2, 4, 8, 16)
+    at_once: tuple[int, ...] = ()
+    """Machines that go at the same time; none: one, and stayers' counts are compared instead."""
     repetitions: int = 3
     model: tuple[str, ...] = TINY
     limit_s: float = 900.0
@@ -56,19 +63,45 @@ class ScaleConfig:
 
 def measure(config: ScaleConfig, tell: Callable[[str], None]) -> Samples:
     """One job per number of machines and repetition. Raises ConfigError outside a clone."""
-    runs = []
+    found: dict[str, list[dict[str, Any]]] = {"runs": [], "at_once": []}
+    standbys = 2 * max(config.at_once, default=1)
     for machines in config.machines:
+        if any(not 0 < count < machines for count in config.at_once):
+            raise ConfigError(f"--at-once: expected 1 to {machines - 1} of {machines} machines")
         for index in range(config.repetitions):
-            tell(f"{machines} machines, {index + 1} of {config.repetitions}")
-            folder = config.folder / f"scale-{machines}-{index}"
-            runs.append({"machines": machines} | _run(config, machines, folder))
-    return {"runs": runs, "model": list(config.model)}
+            for count in config.at_once or (1,):
+                kept = found["at_once" if config.at_once else "runs"]
+                tell(f"{count} of {machines} machines, {index + 1} of {config.repetitions}")
+                folder = config.folder / f"scale-{count}-of-{machines}-{index}"
+                one = _run(config, _Going(machines, count, standbys), folder)
+                kept.append({"machines": machines, "count": count} | one)
+    return {**found, "model": list(config.model)}
 
 
-def _run(config: ScaleConfig, machines: int, folder: Path) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class _Going:
+    """How many of how many go at the same time."""
+
+    machines: int
+    count: int
+    standbys: int
+
+    @property
+    def leaving(self) -> tuple[str, ...]:
+        """Far from each other: a rank's personal state is held by the next two."""
+        stride = self.machines // self.count
+        return tuple(f"m{(1 + index * stride) % self.machines}" for index in range(self.count))
+
+    @property
+    def spares(self) -> tuple[str, ...]:
+        """The standbys that take their place."""
+        return tuple(f"m{self.machines + index}" for index in range(self.count))
+
+
+def _run(config: ScaleConfig, going: _Going, folder: Path) -> dict[str, Any]:
     shape = JobShape(
-        machines=machines,
-        standbys=2,
+        machines=going.machines,
+        standbys=going.standbys,
         steps=STEPS,
         model=config.model,
         settings=SETTINGS,
@@ -79,16 +112,16 @@ def _run(config: ScaleConfig, machines: int, folder: Path) -> dict[str, Any]:
     request = replace(plain, disturbance=(held_job.held(HOLD_AT, folder),))
     with RunningJob(request, folder) as job:
         job.wait_for_step(HOLD_AT - 1, held_job.WAIT_S)
-        job.wait_for_standby(2, held_job.WAIT_S)
+        held_job.wait_until_ready(job, going.standbys)
         held_job.let_go(job)
         job.wait_for_step(HOLD_AT + BETWEEN)
-        spare = f"m{machines}"
-        planned_cpu = _during(job, lambda: job.switchover((LEAVES,), (spare,)), 1)
+        planned_cpu = _during(job, lambda: job.switchover(going.leaving, going.spares), 1)
         job.wait_for_step(job.last_step() + BETWEEN)
-        # The joiner of the first move dies: the same stayers, whatever the number of machines.
-        unplanned_cpu = _during(job, lambda: job.kill_machine(spare), 2)
-        result = held_job.end(job, f"{machines} machines")
+        # The joiners of the first move die: the same stayers, whatever the number of machines.
+        unplanned_cpu = _during(job, lambda: job.kill_machine(*going.spares), 2)
+        result = held_job.end(job, f"{going.count} of {going.machines} machines")
         events = read_events(folder)
+        _check_rounds(result.incidents, going)
         samples = [held_job.incident_sample(i, events, job) for i in result.incidents]
     return {
         "planned": samples[0] | {"cpu": planned_cpu},
@@ -96,6 +129,17 @@ def _run(config: ScaleConfig, machines: int, folder: Path) -> dict[str, Any]:
         "step_s": median_step_s(events, HOLD_AT + 2),
         "is_identical": compare(result, reference).is_identical,
     }
+
+
+def _check_rounds(incidents: Sequence[IncidentReport], going: _Going) -> None:
+    """Each is one incident in which all went in one round. Raises DrillFailed."""
+    told = [(each.kind, each.number - each.base_generation) for each in incidents]
+    joined = [len(joiners(each)) for each in incidents]
+    if told != [("planned", 1), ("standby", 1)] or joined != [going.count] * 2:
+        raise DrillFailed(
+            f"{going.count} of {going.machines} at once: expected a planned switchover and a loss, "
+            f"each in one round, got {told} with {joined} joiners"
+        )
 
 
 def _during(job: RunningJob, act: Callable[[], object], count: int) -> list[dict[str, Any]]:
@@ -156,7 +200,7 @@ def _most(values: Iterable[int]) -> int:
 def failures(samples: Samples) -> list[str]:
     """Counts that differ between numbers of machines, or that no stayer has told."""
     wrong = []
-    for kind in KINDS:
+    for kind in KINDS if samples["runs"] else ():
         for name in COUNTS:
             by_machines = _by_machines(samples, kind, name)
             values = {value for found in by_machines.values() for value in found}
@@ -175,8 +219,12 @@ def _by_machines(samples: Samples, kind: str, name: str) -> dict[int, set[int]]:
 
 def summarise(samples: Samples) -> Summary:
     """Downtime by machines, whether counts are equal, CPU per worker and share of waiting."""
-    summary: Summary = {"counts_equal": not failures(samples)}
-    summary["identical"] = all(run["is_identical"] for run in samples["runs"])
+    summary: Summary = {}
+    if samples["runs"]:
+        summary["counts_equal"] = not failures(samples)
+    at_once = samples.get("at_once", [])
+    summary["identical"] = all(run["is_identical"] for run in [*samples["runs"], *at_once])
+    summary |= _at_once(at_once)
     for machines in sorted({run["machines"] for run in samples["runs"]}):
         runs = [run for run in samples["runs"] if run["machines"] == machines]
         for kind in KINDS:
@@ -190,6 +238,25 @@ def summarise(samples: Samples) -> Summary:
     return summary
 
 
+def _at_once(runs: Sequence[dict[str, Any]]) -> Summary:
+    """Downtime by how many went at the same time; most against fewest of them."""
+    summary: Summary = {}
+    for machines in sorted({run["machines"] for run in runs}):
+        here = [run for run in runs if run["machines"] == machines]
+        counts = sorted({run["count"] for run in here})
+        for kind in KINDS:
+            medians = [
+                statistics.median(run[kind]["downtime_s"] for run in here if run["count"] == count)
+                for count in counts
+            ]
+            for count, median in zip(counts, medians, strict=True):
+                summary[f"{kind}_s_{count}_of_{machines}"] = median
+            if len(counts) > 1:
+                ratio = medians[-1] / max(medians[0], 1e-4)
+                summary[f"{kind}_ratio_{counts[-1]}_to_{counts[0]}_of_{machines}"] = ratio
+    return summary
+
+
 def waiting_share(spent: Sequence[dict[str, float]]) -> float:
     """Share of the time in which workers wanted a core and had none."""
     waited_s = sum(each["waited_s"] for each in spent)
@@ -200,6 +267,8 @@ def waiting_share(spent: Sequence[dict[str, float]]) -> float:
 def table_rows(samples: Samples) -> list[list[str]]:
     """A column per kind and number of machines: what is judged, then what may grow."""
     heads, columns = ["per stayer, at most"], []
+    if not samples["runs"]:
+        return []
     for kind in KINDS:
         for machines in sorted({run["machines"] for run in samples["runs"]}):
             found = [run[kind] for run in samples["runs"] if run["machines"] == machines]
@@ -221,7 +290,11 @@ def _range(values: Iterable[int]) -> str:
 BENCHMARK: Final = bench_file.Benchmark(
     name="scale",
     summarise=summarise,
-    targets={"counts_equal": "yes", "identical": "yes"},
+    targets={
+        "counts_equal": "yes",
+        "identical": "yes",
+        **{f"{kind}_ratio_3_to_1_of_9": "at most 1.5" for kind in KINDS},
+    },
     failures=failures,
     table_rows=table_rows,
 )

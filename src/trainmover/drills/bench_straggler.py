@@ -89,7 +89,7 @@ def measure(config: StragglerConfig, tell: Callable[[str], None]) -> Samples:
 def _act(config: StragglerConfig, job: RunningJob, form: str) -> tuple[str, int]:
     """Slow the machine, then switch it over; by what means it was slowed, and the rank."""
     job.wait_for_step(HOLD_AT - 1, held_job.WAIT_S)
-    job.wait_for_standby(1, held_job.WAIT_S)
+    held_job.wait_until_ready(job, 1)
     held_job.let_go(job)
     pid, _ = job.worker(SLOW_RANK)
     quota: CpuQuota | None = None

@@ -344,9 +344,9 @@ class RunningJob:
         victims.send(pid, signal.SIGSTOP)
         return pid
 
-    def kill_machine(self, machine: str) -> None:
-        """SIGKILL all that plays `machine`."""
-        victims.kill_machine(self.directory, machine)
+    def kill_machine(self, *machines: str) -> None:
+        """SIGKILL all that plays a machine, or several as if at one instant."""
+        victims.kill_machines(self.directory, *machines)
 
     def kill_agent(self, machine: str) -> int:
         """SIGKILL the agent of `machine` alone."""

@@ -25,6 +25,7 @@ HOLD_VARIABLE: Final = "BENCH_HOLD"
 GO: Final = "go"
 SCRIPT: Final = EXAMPLES / "benchmarks" / "recovery_job.py"
 WAIT_S: Final = 1200.0
+STANDBY_FAILED: Final = "a standby failed and is not counted"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,6 +78,19 @@ def wait_until_started(job: RunningJob, count: int) -> None:
         return len(started) >= count
 
     job.wait_for(enough, f"{count} standbys started", WAIT_S)
+
+
+def wait_until_ready(job: RunningJob, count: int) -> None:
+    """Until `count` standbys can take over. Raises DrillFailed at once where one fails instead."""
+
+    def enough() -> bool:
+        lines = job.output_path.read_text(errors="replace").splitlines()
+        failed = next((line for line in lines if STANDBY_FAILED in line), "")
+        if failed:
+            raise DrillFailed(failed)
+        return len(job.ready_standbys()) >= count
+
+    job.wait_for(enough, f"{count} standbys ready", WAIT_S)
 
 
 def end(job: RunningJob, name: str) -> JobResult:

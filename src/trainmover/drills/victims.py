@@ -61,10 +61,12 @@ def kill_worker_group(pid: int) -> None:
         return
 
 
-def kill_machine(directory: RunDirectory, machine: str) -> None:
-    """SIGKILL agent, nursery, workers and what they forked, in one go. Raises DrillFailed."""
-    if not processes.kill_machine(directory, machine):
-        raise DrillFailed(f"machine {machine} has no live process to kill")
+def kill_machines(directory: RunDirectory, *machines: str) -> None:
+    """SIGKILL agents, nurseries, workers and what they forked, in one go. Raises DrillFailed."""
+    killed = processes.kill_machines(directory, *machines)
+    for machine, pids in zip(machines, killed, strict=True):
+        if not pids:
+            raise DrillFailed(f"machine {machine} has no live process to kill")
 
 
 def kill_agent(directory: RunDirectory, machine: str) -> int:

@@ -8,12 +8,13 @@ import pytest
 
 from trainmover.checkpoint.commit import commit
 from trainmover.checkpoint.manifest import Authority
-from trainmover.checkpoint.shard_state import Entry, RankState
+from trainmover.checkpoint.shard_state import RankState
 from trainmover.checkpoint.store import open_store
 from trainmover.checkpoint.writer import write_rank
 from trainmover.daemons.resume import AUTO, NEVER, REQUIRED, check_resume, choose_start
 from trainmover.errors import ConfigError, NothingToRestore
 from trainmover.protocol.messages import Version
+from trainmover.protocol.snapshot_image import ImageEntry
 from trainmover.topology.keeping import CheckpointConfig, Keeping
 
 
@@ -31,7 +32,7 @@ def save(place: Path, step: int) -> str:
         generation=1,
         identity="id",
         entries=(
-            Entry(
+            ImageEntry(
                 name="weight",
                 kind="parameter",
                 dtype="uint8",
