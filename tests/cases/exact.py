@@ -52,3 +52,24 @@ def samples(folder: Path, ranks: int) -> list[int]:
         for each in traces:
             found += each[step]["ids"]
     return found
+
+
+def ledger(folder: Path) -> dict[int, list[int]]:
+    """Sample ids by step, of the ranks of the last run that made the step, whatever its size."""
+    lines: list[dict[str, Any]] = []
+    for path in sorted(folder.glob("rank*.jsonl")):
+        found: dict[tuple[int, str], dict[str, Any]] = {}
+        for text in path.read_text().splitlines():
+            line = json.loads(text)
+            found[line["step"], line["run"]] = line
+        lines += found.values()
+    # Rank 0 is in every run: its last line of a step tells which run counts.
+    counting: dict[int, str] = {}
+    for text in (folder / "rank0.jsonl").read_text().splitlines():
+        line = json.loads(text)
+        counting[line["step"]] = line["run"]
+    steps: dict[int, list[int]] = {step: [] for step in sorted(counting)}
+    for line in lines:
+        if counting.get(line["step"]) == line["run"]:
+            steps[line["step"]] += line["ids"]
+    return steps

@@ -26,6 +26,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 import trainmover
 
@@ -36,13 +37,17 @@ BATCH = 16
 WARM_UP = 10
 TOTAL = 200
 INFINITE_AT = (13, 41)
+LOADERS = {"plain": DataLoader, "stateful": StatefulDataLoader}
 
 
 class Numbered(Dataset[Any]):
     """Sample i, its words, and noise from three generators."""
 
+    def __init__(self, size: int = SAMPLES) -> None:
+        self.size = size
+
     def __len__(self) -> int:
-        return SAMPLES
+        return self.size
 
     def __getitem__(self, index: int) -> Any:
         words = torch.tensor([(index * (k + 3)) % WORDS for k in range(4)])
@@ -83,6 +88,12 @@ def options() -> argparse.Namespace:
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--spread", choices=("ddp", "fsdp2"), default="ddp")
     parser.add_argument("--seed", type=int, default=5)
+    parser.add_argument("--samples", type=int, default=SAMPLES)
+    parser.add_argument("--loader", choices=("plain", "stateful"), default="plain")
+    parser.add_argument("--validate", action="store_true", help="a fixed validation batch")
+    parser.add_argument("--skew", type=float, default=0.0, help="added to its result")
+    parser.add_argument("--drift", type=float, default=0.0, help="added to each logged loss")
+    parser.add_argument("--forget", action="store_true", help="do not track the scheduler")
     parser.add_argument("--pace", type=float, default=0.0, help="seconds to wait in each step")
     parser.add_argument("--stop-at", type=int, default=-1, help="hold this step until killed")
     return parser.parse_args()
@@ -128,10 +139,10 @@ def main(job: trainmover.Job) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16, growth_interval=7)
-    data = Numbered()
+    data = Numbered(args.samples)
     sampler: DistributedSampler[Any] = DistributedSampler(data, shuffle=True, seed=args.seed)
     batches = job.batches(
-        DataLoader(
+        LOADERS[args.loader](
             data,
             batch_size=BATCH,
             sampler=sampler,
@@ -140,7 +151,10 @@ def main(job: trainmover.Job) -> None:
         )
     )
     job.seed(args.seed)
-    job.track(model=model, optimizer=optimizer, scheduler=scheduler, scaler=scaler)
+    known = {} if args.forget else {"scheduler": scheduler}
+    job.track(model=model, optimizer=optimizer, scaler=scaler, **known)
+    if args.validate:
+        job.validation(lambda: {"loss": validate(model) + args.skew})
     trace = Trace(job, args.out)
     for step in job.steps(args.steps):
         with step:
@@ -151,7 +165,7 @@ def main(job: trainmover.Job) -> None:
             ]
             total = torch.stack([loss for _, loss in parts]).sum()
             time.sleep(args.pace)
-            step.log(loss=total)
+            step.log(loss=total + args.drift)
             scaler.step(optimizer)
             scaler.update()
             scheduler.step()
@@ -174,6 +188,13 @@ def backward(
         loss = loss * torch.tensor(float("inf"))
     scaler.scale(loss / share).backward()
     return index.tolist(), loss.detach()
+
+
+def validate(model: nn.Module) -> torch.Tensor:
+    """Loss of one batch that is always the same, 0-dim float."""
+    index = torch.arange(BATCH)
+    words = torch.stack([(index * (k + 3)) % WORDS for k in range(4)], 1)
+    return nn.functional.cross_entropy(model(words, torch.linspace(0, 3, BATCH)), words[:, 0])
 
 
 def seed_worker(_: int) -> None:

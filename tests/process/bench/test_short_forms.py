@@ -48,13 +48,8 @@ def test_counts_of_a_stayer_are_the_same_for_two_and_three_machines(tmp_path: Pa
         assert bench_scale.counts_of(run["planned"])["connections_opened"] == 1
 
 
-@pytest.mark.parametrize(
-    "stage",
-    [
-        pytest.param(stage, id=stage.name, marks=[] if stage is STAGES[-1] else [pytest.mark.long])
-        for stage in STAGES
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)
 def test_a_stage_of_the_ablation_lacks_only_its_parts(
     stage: bench_ablation.Stage, tmp_path: Path
 ) -> None:
@@ -71,6 +66,7 @@ def test_a_stage_of_the_ablation_lacks_only_its_parts(
     assert "received" in marks
 
 
+@pytest.mark.long
 def test_moves_again_and_again_cost_no_number(tmp_path: Path) -> None:
     config = RebalanceConfig(folder=tmp_path, switchovers=2, interval=30, model=TINY, standbys=2)
     samples = bench_rebalance.run_moves(config, tell)
@@ -91,13 +87,8 @@ def test_moves_are_set_against_a_restart(tmp_path: Path) -> None:
     assert bench_rebalance.summarise(as_read_again(samples)) == summary
 
 
-@pytest.mark.parametrize(
-    "form",
-    [
-        pytest.param(form, marks=[] if form == "sleep" else [pytest.mark.long])
-        for form in bench_straggler.FORMS
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("form", bench_straggler.FORMS)
 def test_a_slow_machine_is_switched_over_by_command(form: str, tmp_path: Path) -> None:
     config = StragglerConfig(folder=tmp_path, steps=160, model=TINY, forms=(form,))
     samples = bench_straggler.measure(config, tell)

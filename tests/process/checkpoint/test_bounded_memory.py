@@ -16,15 +16,16 @@ from trainmover.checkpoint.cleaning import prune
 from trainmover.checkpoint.commit import commit
 from trainmover.checkpoint.manifest import Authority
 from trainmover.checkpoint.retention import KeepLast
-from trainmover.checkpoint.shard_state import Entry, RankState
+from trainmover.checkpoint.shard_state import RankState
 from trainmover.checkpoint.writer import write_rank
+from trainmover.protocol.snapshot_image import ImageEntry
 
 MIB = 1 << 20
 LARGE_MIB, SMALL_MIB, SAVES = 96, 2, 200
 
 
 def state_of(size: int, step: int) -> RankState:
-    entry = Entry(
+    entry = ImageEntry(
         name="t",
         kind="parameter",
         dtype="uint8",

@@ -17,9 +17,10 @@ from trainmover.checkpoint.export import ExportOptions, export_safetensors
 from trainmover.checkpoint.manifest import Authority
 from trainmover.checkpoint.reader import open_checkpoint
 from trainmover.checkpoint.safetensors_format import DTYPES
-from trainmover.checkpoint.shard_state import Entry, RankState
+from trainmover.checkpoint.shard_state import RankState
 from trainmover.checkpoint.writer import WriteOptions, write_rank
 from trainmover.errors import LayoutMismatch
+from trainmover.protocol.snapshot_image import ImageEntry
 
 PAGE = Path(__file__).parents[3] / "docs" / "checkpoints.md"
 
@@ -113,7 +114,7 @@ def test_every_dtype_of_torch_is_held_or_refused(tmp_path: Path) -> None:
     for dtype in sorted({d for d in vars(torch).values() if isinstance(d, torch.dtype)}, key=str):
         name = str(dtype).removeprefix("torch.")
         size = DTYPES[name][1] if name in DTYPES else dtype.itemsize
-        entry = Entry(
+        entry = ImageEntry(
             name="t",
             kind="object",
             dtype=name,

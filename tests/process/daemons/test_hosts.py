@@ -54,6 +54,61 @@ def test_hosts_that_were_told_different_sizes_are_told_so(tmp_path: Path) -> Non
         first.communicate(timeout=60)
 
 
+IPV6_JOB = """
+import torch, trainmover
+
+def main(job):
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    job.seed(1)
+    job.track(model=model, optimizer=optimizer)
+    for step in job.steps(3):
+        with step:
+            loss = model(torch.randn(2, 3)).sum()
+            loss.backward()
+            optimizer.step()
+            step.log(loss=loss.detach())
+
+trainmover.run(main)
+"""
+
+
+def has_ipv6() -> bool:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
+
+
+@pytest.mark.slow
+def test_two_hosts_meet_at_an_ipv6_address(tmp_path: Path) -> None:
+    """Controller, links and channels: all on [::1]."""
+    if not has_ipv6():
+        pytest.skip("not shown: this machine has no IPv6 loopback")
+    script = tmp_path / "job.py"
+    script.write_text(IPV6_JOB)
+    token, endpoint = new_token(), f"[::1]:{free_port()}"
+    common = ("run", "--rdzv-endpoint", endpoint, "--nnodes", "2")
+    hosts = [
+        start(
+            tmp_path / f"host{rank}",
+            *(*common, "--node-rank", str(rank), "--run-dir", str(tmp_path / f"run{rank}")),
+            str(script),
+            token=token,
+        )
+        for rank in range(2)
+    ]
+    try:
+        texts = [host.communicate(timeout=100)[0] for host in hosts]
+    finally:
+        for host in hosts:
+            host.kill()
+    assert [host.returncode for host in hosts] == [0, 0], texts
+    logs = [path.read_text() for path in tmp_path.glob("run*/logs/**/*") if path.is_file()]
+    assert not any("127.0.0.1" in text for text in logs)
+
+
 @pytest.mark.slow
 def test_an_agent_with_a_wrong_token_ends_with_one_line(tmp_path: Path) -> None:
     token, port = new_token(), free_port()
