@@ -14,7 +14,7 @@ from tests import tiny
 from trainmover.drills.phase_deaths import Death, all_deaths, draw_deaths, scenario_of
 from trainmover.drills.runner import run_drill
 
-DRAWN = 6
+DRAWN = 4
 DOES_ALL = os.environ.get("TRAINMOVER_DEATHS") == "all"
 CHOSEN = all_deaths() if DOES_ALL else draw_deaths(tiny.seed(), DRAWN)
 

@@ -13,7 +13,24 @@ from trainmover.drills.scenario import SCENARIOS, Scenario
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+COVERED_ELSEWHERE = frozenset(
+    {
+        "kill_one_worker",
+        "kill_one_machine",
+        "drain_one_machine",
+        "back_to_back",
+        "return_as_standby",
+    }
+)
+"""What these do, `tests/process/drills` and the other scenarios do in every run."""
+
+
+def _marked(scenario: Scenario) -> object:
+    marks = [pytest.mark.long] if scenario.name in COVERED_ELSEWHERE else []
+    return pytest.param(scenario, id=scenario.name, marks=marks)
+
+
+@pytest.mark.parametrize("scenario", map(_marked, SCENARIOS))
 def test_the_numbers_are_those_of_the_undisturbed_run(scenario: Scenario, tmp_path: Path) -> None:
     seed = tiny.seed()
     print(f"{tiny.SEED_VARIABLE}={seed}")

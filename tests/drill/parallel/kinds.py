@@ -49,6 +49,8 @@ def _named(name: str, *flags: str, machines: int = 4) -> Parallel:
 TP = _named("tp", "tp")
 PIPELINE = _named("pp-1f1b", "pp")
 INTERLEAVED = _named("pp-interleaved", "pp", "--schedule", "interleaved")
+EXCHANGED = _named("pp-exchanged", "pp", "--shapes", "exchanged")
+"""Stages tell each other their shapes in the first step, pickled."""
 UNEVEN = _named("pp-uneven", "pp", "--split", "3,1")
 THREE_D = _named("3d", "3d", machines=8)
 EXPERTS = _named("moe", "moe")
@@ -63,6 +65,7 @@ REPLICATED = (
     TP,
     PIPELINE,
     INTERLEAVED,
+    EXCHANGED,
     UNEVEN,
     THREE_D,
     EXPERTS,

@@ -1,11 +1,13 @@
 """An example with a pause in each step: `paced.py train_gpt --steps 200 ...`.
 
-On a fast machine the examples' small jobs would be over before a standby is ready.
+On a fast machine the examples' small jobs would be over before a standby is ready. PACED_PAUSE_S
+is the pause; PACED_UNTIL a file that ends it.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -16,7 +18,8 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "examples"))
 
 import trainmover
 
-PAUSE_S = 0.05
+PAUSE_S = float(os.environ.get("PACED_PAUSE_S", "0.05"))
+UNTIL = Path(os.environ.get("PACED_UNTIL", "/nonexistent"))
 
 
 def main(job: trainmover.Job) -> None:
@@ -25,7 +28,8 @@ def main(job: trainmover.Job) -> None:
 
     def paced(total: int) -> Iterator[Any]:
         for step in steps(total):
-            time.sleep(PAUSE_S)
+            if not UNTIL.exists():
+                time.sleep(PAUSE_S)
             yield step
 
     job.steps = paced  # type: ignore[method-assign]

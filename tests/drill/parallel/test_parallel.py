@@ -1,7 +1,8 @@
 """Every kind of parallelism: planned moves and losses change no number.
 
-`make test` takes some kinds, each through a planned move, a lost machine and a lost worker; those
-marked long lose every machine in turn, of every kind, eager and compiled.
+`make test` takes a pipeline through a planned move, a lost machine and a lost worker (losses
+without a replica: `test_every_pair`); those marked long lose every machine in turn, of every kind,
+eager and compiled.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def named(kind: Parallel) -> str:
 @pytest.mark.parametrize(
     "kind",
     [
-        pytest.param(kind, id=kind.name, marks=[pytest.mark.long] if kind is kinds.TP else [])
+        pytest.param(kind, id=kind.name, marks=[] if kind is kinds.PIPELINE else [pytest.mark.long])
         for kind in SHORT
     ],
 )
@@ -54,13 +55,8 @@ def test_every_machine_in_turn(
     assert_outlives(kind, wanted, plan, tmp_path)
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        pytest.param(kind, id=kind.name, marks=[] if index == 0 else [pytest.mark.long])
-        for index, kind in enumerate(kinds.UNREPLICATED)
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("kind", kinds.UNREPLICATED, ids=named)
 def test_a_loss_without_replica(kind: Parallel, tmp_path: Path) -> None:
     """All ranks go back to the newest snapshot that the agents hold, and repeat the steps since."""
     wanted = kind.request(steps=STEPS, standbys=1)
