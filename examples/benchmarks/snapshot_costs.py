@@ -22,7 +22,7 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch._C._distributed_c10d import HashStore
 
-from trainmover.checkpoint.shard_state import Entry, RankState
+from trainmover.checkpoint.shard_state import RankState
 from trainmover.checkpoint.store import open_store
 from trainmover.checkpoint.writer import write_rank
 from trainmover.edges.snapshot_client import Holder, fetching, give
@@ -59,7 +59,7 @@ class BenchHost(PlainHost):
     def __init__(self) -> None:
         super().__init__(0)
         spec = JobSpec(job="bench", run_id="bench", script="", world_size=1, workers_per_machine=1)
-        self.snapshots = SnapshotSide(spec, SECRET, LIMIT_S)
+        self.snapshots = SnapshotSide("m0", spec, SECRET, LIMIT_S)
         self.taken: list[SnapshotTaken] = []
 
     def tell(self, message: Any) -> None:
@@ -179,9 +179,7 @@ def durable(kept: Kept, folder: Path, rounds: int) -> None:
             lineage=1,
             generation=1,
             identity=told.identity,
-            entries=tuple(
-                Entry(**{f: getattr(e, f) for f in e.__struct_fields__}) for e in told.entries
-            ),
+            entries=told.entries,
             personal=told.personal,
             shared=told.shared,
             bulk_digest=kept.bulk_digest,
