@@ -83,7 +83,7 @@ def main(job: trainmover.Job) -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--schedule", choices=tuple(SCHEDULES), default="sequential")
     parser.add_argument("--unsafe", choices=tuple(UNSAFE), default="")
-    parser.add_argument("--pace", type=float, default=0.0)
+    parser.add_argument("--hold", type=int, default=-1, help="stay behind this step until killed")
     args = parser.parse_args()
     job.seed(7)
     torch.manual_seed(7)
@@ -99,7 +99,6 @@ def main(job: trainmover.Job) -> None:
             (loss * scale.value).backward()
             for parameter in model.parameters():
                 parameter.grad = parameter.grad / scale.value
-            time.sleep(args.pace)
             step.log(loss=loss)
             rate = optimizer.param_groups[0]["lr"]
             optimizer.step()
@@ -114,6 +113,8 @@ def main(job: trainmover.Job) -> None:
                 "parameters": digest(model),
             }
             step.after(lambda line=line: write(args.out, line))
+        while step.index == args.hold:
+            time.sleep(0.01)
 
 
 def digest(model: nn.Module) -> str:

@@ -36,6 +36,19 @@ def request(
     )
 
 
+def wait_for_lines(job: RunningJob, step: int, ranks: int) -> None:
+    """Until each rank has written what it has to say of `step`.
+
+    A loss is told before; a rank that dies between the two has made the step and leaves no line.
+    """
+    for rank in range(ranks):
+        path = job.folder / "out" / f"rank{rank}.jsonl"
+        job.wait_for(
+            lambda path=path: (path.exists() and path.read_text().count("\n") > step) or None,
+            f"rank {rank} has written step {step}",
+        )
+
+
 def end(job: RunningJob) -> JobResult:
     """The job has completed and left nothing behind."""
     result = job.wait_until_done()

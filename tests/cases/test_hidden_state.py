@@ -16,7 +16,6 @@ from trainmover.protocol import exits
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 HIDDEN = Path(__file__).with_name("hidden.py")
 STEPS = 20
-PACE = ("--pace", "0.1")
 
 
 def hidden(
@@ -44,13 +43,14 @@ def test_saving_changes_nothing_and_neither_does_a_restart(schedule: str, tmp_pa
     words = ("--schedule", schedule)
     with RunningJob(hidden(tmp_path / "a", *words), tmp_path / "alone") as job:
         end(job)
-    saved = hidden(tmp_path / "b", *words, *PACE, checkpoints=tmp_path / "saved", every=5)
+    saved = hidden(tmp_path / "b", *words, checkpoints=tmp_path / "saved", every=5)
     with RunningJob(saved, tmp_path / "saving") as job:
         end(job)
     assert_exact(tmp_path / "b", tmp_path / "a", ranks=1, steps=STEPS)
     place = tmp_path / "kept"
     for number, step in enumerate((4, 11)):
-        life = hidden(tmp_path / "c", *words, *PACE, checkpoints=place, every=step)
+        hold = ("--hold", str(step + 1))
+        life = hidden(tmp_path / "c", *words, *hold, checkpoints=place, every=step)
         run_until_checkpoint(life, tmp_path / f"life{number}", place, step)
     last = hidden(tmp_path / "c", *words, checkpoints=place, every=STEPS)
     with RunningJob(last, tmp_path / "last") as job:
@@ -88,13 +88,13 @@ def test_saved_at_the_border_of_an_epoch_that_ends_with_a_whole_batch(
     place = tmp_path / "checkpoints"
     made = request(
         *arguments,
-        *PACE,
         steps=30,
         flags=("--checkpoints", str(place)),
         settings=(("checkpoint.cadence", "every 4 steps"), ("snapshot.cadence", "never")),
     )
     made = replace(made, arguments=("--out", str(tmp_path / "out"), *made.arguments[2:]))
-    run_until_checkpoint(made, tmp_path / "one", place, 4)
+    held = replace(made, arguments=(*made.arguments, "--stop-at", "5"))
+    run_until_checkpoint(held, tmp_path / "one", place, 4)
     with RunningJob(made, tmp_path / "two") as job:
         end(job)
     assert_exact(tmp_path / "out", undisturbed(arguments, 30, 2), ranks=2, steps=30)

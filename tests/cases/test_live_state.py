@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.cases.exact import assert_exact, samples
-from tests.cases.runs import end, request, undisturbed
+from tests.cases.runs import end, request, undisturbed, wait_for_lines
 from trainmover.drills.harness import RunningJob
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
@@ -28,7 +28,7 @@ def test_switched_over_and_killed(arguments: tuple[str, ...], tmp_path: Path) ->
         job.wait_for_standby()
         job.wait_for_step(5)
         job.switchover((job.member(0).machine,))
-        job.wait_for_step(20)
+        wait_for_lines(job, 20, 2)
         job.kill_worker(1)
         job.wait_for_incidents(2)
         result = end(job)
@@ -40,7 +40,7 @@ def test_each_sample_once_whatever_happens(tmp_path: Path) -> None:
     """P3: the ledger of the first epoch, over two losses."""
     steps = 31  # 1000 samples, 2 ranks, batches of 16: 31 whole steps of the first epoch
     with RunningJob(request(*PACE, steps=steps, standbys=1), tmp_path / "job") as job:
-        job.wait_for_step(4)
+        wait_for_lines(job, 4, 2)
         job.kill_worker(0)
         job.wait_for_incidents(1)
         end(job)

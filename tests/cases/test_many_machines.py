@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cases.exact import assert_exact, trace
-from tests.cases.runs import end, request, undisturbed
+from tests.cases.runs import end, request, undisturbed, wait_for_lines
 from trainmover.drills.harness import RunningJob
 from trainmover.protocol import exits
 from trainmover.protocol.journal import IncidentReport
@@ -48,7 +48,7 @@ def test_three_of_six_in_one_round_and_then_there_is_no_spare(tmp_path: Path) ->
     impatient = (("controller.machine_wait_s", str(GIVES_UP_S)),)
     with RunningJob(replace(wanted, settings=impatient), tmp_path / "job") as job:
         job.wait_for_standby(3)
-        job.wait_for_step(5)
+        wait_for_lines(job, 5, MACHINES)
         job.kill_machine(*VICTIMS)
         (incident,) = job.wait_for_incidents(1)
         at = job.wait_for_step(job.last_step() + 4)
@@ -92,7 +92,7 @@ def test_a_standby_that_dies_while_it_is_promoted_is_passed_over(tmp_path: Path)
     struck = replace(wanted, faults=f"kill@delta_swapped:m{MACHINES}")
     with RunningJob(struck, tmp_path / "job") as job:
         job.wait_for_standby(3)
-        job.wait_for_step(5)
+        wait_for_lines(job, 5, MACHINES)
         job.kill_machine("m1", "m4")
         (incident,) = job.wait_for_incidents(1)
         assert job.struck()

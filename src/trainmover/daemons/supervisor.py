@@ -237,9 +237,20 @@ class Supervisor:
 
     def _find_hopeless(self) -> str:
         """Why nothing can come of this job any more; empty while something can."""
-        if all(child.is_gone for child in self._agents):
+        if all(child.is_gone for child in self._agents) and not self._has_guests():
             return "no machine is left"
         return self._nurseries.failure() if self._nurseries is not None else ""
+
+    def _has_guests(self) -> bool:
+        """Whether an agent that was started by hand takes part in this job."""
+        ours = {child.process.pid for child in self._agents}
+        names = (path.stem for path in self.directory.machine_file("any").parent.glob("*.json"))
+        found = (processes.machine_of(self.directory, name) for name in names)
+        return any(
+            each.agent_pid not in ours and processes.is_alive(each.agent_pid, 0)
+            for each in found
+            if each is not None
+        )
 
     def _revive_controller(self) -> bool:
         child = self._controller
