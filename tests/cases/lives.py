@@ -42,12 +42,12 @@ def life(
 
 
 def kill_behind(wanted: JobRequest, folder: Path, root: Path, step: int, further: int = 0) -> None:
-    """Run the job until checkpoint `step` counts and `further` steps are done; then kill all."""
+    """Run the job until checkpoint `step` counts and `further` more steps; then kill all."""
     with RunningJob(wanted, folder) as job:
         checkpoints = root / "checkpoints"
         job.wait_for(lambda: step in committed(checkpoints) or None, f"checkpoint {step}", 90.0)
         if further:
-            job.wait_for_step(step + further)
+            job.wait_for_step(job.last_step() + further)
         job.signal(signal.SIGKILL)
         job.wait_for(lambda: None if job.code is None else True, "the job is dead", 20.0)
 

@@ -29,6 +29,7 @@ def corners(count: int, seed: int) -> list[int]:
     return sorted(chosen)
 
 
+@pytest.mark.long
 def test_c42_killed_at_some_corners(tmp_path: Path) -> None:
     """C42: one of the 15 points, from a printed seed; all of them in the long form."""
     seed = 46

@@ -16,7 +16,7 @@ PACE = ("--pace", "0.1")
 """Of the interrupted run: time to strike in the middle."""
 
 KINDS = [
-    pytest.param((), id="plain"),
+    pytest.param((), id="plain", marks=pytest.mark.long),
     pytest.param(("--workers", "2", "--accumulate", "3"), id="loader-workers-accumulation"),
 ]
 

@@ -96,6 +96,7 @@ def stopped(folder: Path) -> None:
     assert "validation.loss is" in result.output
 
 
+@pytest.mark.long
 def test_c146_what_is_not_tracked_is_named_before_the_first_resumed_step(tmp_path: Path) -> None:
     """C146: the scheduler would begin anew, silently; in the strict form that is an error."""
     killed(tmp_path, "--forget")
@@ -112,6 +113,7 @@ def test_c146_what_is_not_tracked_is_named_before_the_first_resumed_step(tmp_pat
     assert "found but not tracked: LambdaLR 'scheduler'" in result.output
 
 
+@pytest.mark.long
 def test_the_example_of_the_quickstart_is_exact(tmp_path: Path) -> None:
     """C146: the page's script, slowed down, killed behind a checkpoint and started again."""
     page = Path(__file__).parents[2] / "docs" / "quickstart.md"

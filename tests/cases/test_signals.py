@@ -123,6 +123,7 @@ def test_c126_signals_at_any_instant_save_a_step_border(
     goes_on_exactly(wanted, tmp_path)
 
 
+@pytest.mark.long
 def test_c130_survivors_keep_what_the_machine_held(tmp_path: Path) -> None:
     """Three ranks, sharded; a notice for one, a second notice while it is served; then it dies."""
     rarely = (("snapshot.cadence", "every 100000 steps"),)

@@ -215,7 +215,10 @@ class JobRecords:
         self.say("mismatch" if check.differing else "check", check.text)
 
     def close(self, timeout_s: float) -> None:
-        """Give what writes in the background so long to end."""
+        """The job has ended: say what is left to say, give what writes behind it so long."""
+        if self._repeats is not None and self.last is not None:
+            for check in self._repeats.finish(self.last.lineage):
+                self.add_check(check)
         if self._loss_file is not None:
             self._loss_file.close(timeout_s)
 

@@ -89,6 +89,12 @@ class Repeats:
             del self._expected[late]
         if not self._steps or step <= max(self._steps):
             return []
+        return self.finish(lineage)
+
+    def finish(self, lineage: int) -> list[RestoreChecked]:
+        """What there is to say about repeated steps that nothing more is expected of."""
+        if not self._steps:
+            return []
         first, last = min(self._steps), max(self._steps)
         where = f"steps {first} to {last}" if last > first else f"step {first}"
         how = "all equal to those before, bit for bit"

@@ -32,6 +32,7 @@ from trainmover.daemons.run_directory import (
     JobFile,
     OutcomeFile,
     RunDirectory,
+    is_alive,
     mark_owner,
     read_struct,
     sweep_runtime,
@@ -247,7 +248,7 @@ class Supervisor:
         names = (path.stem for path in self.directory.machine_file("any").parent.glob("*.json"))
         found = (processes.machine_of(self.directory, name) for name in names)
         return any(
-            each.agent_pid not in ours and processes.is_alive(each.agent_pid, 0)
+            each.agent_pid not in ours and is_alive(each.agent_pid, 0)
             for each in found
             if each is not None
         )

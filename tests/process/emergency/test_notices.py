@@ -105,6 +105,7 @@ def test_a_notice_moves_the_ranks_to_a_standby(tmp_path: Path) -> None:
     assert result.code == 0, result.output
 
 
+@pytest.mark.long
 def test_without_a_standby_the_copies_outlive_the_machine(tmp_path: Path) -> None:
     rarely = (("snapshot.cadence", "every 100000 steps"),)
     wanted = sharded(steps=140, machines=2, standbys=0, settings=rarely)

@@ -35,6 +35,15 @@ def test_equal_losses_are_told_once_behind_the_last_repeated_step() -> None:
     assert repeats.seen(8, 2, {"loss": "8"}, None) == []
 
 
+def test_a_stretch_that_ends_with_the_job_is_told_then() -> None:
+    repeats = Repeats("loss")
+    assert repeats.finish(1) == []
+    assert repeats.seen(4, 2, {"loss": "1"}, record(4, 1, loss="1")) == []
+    (check,) = repeats.finish(2)
+    assert check.text.startswith("step 4 done again: 1 values, all equal")
+    assert repeats.finish(2) == []
+
+
 def test_a_difference_is_told_at_once_and_counted() -> None:
     repeats = Repeats("loss, norm")
     assert repeats.seen(4, 2, {"loss": "1", "rate": "2"}, record(4, 1, loss="1", rate="3")) == []
