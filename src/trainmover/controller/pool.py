@@ -279,6 +279,8 @@ def on_ready(move: Move, worker: Worker, body: StandbyReady) -> None:
     """A standby has built `main` and waits."""
     if worker.role not in {"starting", "standby"}:
         return
+    if worker.readiness == body:
+        return  # said again
     ready_at = worker.ready_at or move.now
     worker = replace(worker, role="standby", as_rank=body.as_rank, readiness=body)
     move.keep_worker(replace(worker, ready_at=ready_at))

@@ -18,6 +18,7 @@ limited to 107 bytes, and a page must never wait for a disk); it goes when the j
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import re
@@ -35,6 +36,8 @@ from trainmover.errors import ConfigError
 SHARED_MEMORY: Final = Path("/dev/shm")
 PREFIX: Final = "trainmover"
 BASE_VARIABLE: Final = "TRAINMOVER_JOBS"
+
+OWNER: Final = "owner"
 
 T = TypeVar("T")
 
@@ -227,20 +230,38 @@ def find_job(job: str | None, run_directory: Path | None) -> RunDirectory:
 
 
 def sweep_runtime() -> None:
-    """Remove runtime directories of this user whose job was killed together with its supervisor."""
+    """Remove runtime directories of this user whose job was killed together with its supervisor.
+
+    Whether that lives the kernel tells by its lock: process numbers mean nothing where containers
+    share this storage and not their processes.
+    """
     for path in SHARED_MEMORY.glob(f"{PREFIX}-{os.getuid()}-*"):
-        owner = path / "owner"
         try:
-            pid, start = (int(part) for part in owner.read_text().split())
-        except (OSError, ValueError):
+            owner = os.open(path / OWNER, os.O_RDONLY)
+        except OSError:
             continue  # not ours to judge
-        if not is_alive(pid, start):
+        if _has_locked(owner):
             shutil.rmtree(path, ignore_errors=True)
+        os.close(owner)
 
 
 def mark_owner(runtime: Path) -> None:
-    """Say which process life the directory belongs to."""
+    """Say that the directory belongs to this process, for as long as it lives."""
     runtime.mkdir(mode=0o700, exist_ok=True)
     if runtime.stat().st_uid != os.getuid():
         raise ConfigError(f"{runtime} belongs to another user")
-    (runtime / "owner").write_text(f"{os.getpid()} {probes.start_time(os.getpid())}\n")
+    unlocked = runtime / f".{OWNER}"
+    owner = os.open(
+        unlocked, os.O_WRONLY | os.O_CREAT, 0o600
+    )  # never closed: the lock goes with it
+    if not _has_locked(owner):
+        raise ConfigError(f"{runtime} is being taken by another process")
+    unlocked.rename(runtime / OWNER)
+
+
+def _has_locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from trainmover.daemons.run_directory import (
     BASE_VARIABLE,
+    PREFIX,
+    SHARED_MEMORY,
     ControllerFile,
     JobFile,
     RunDirectory,
@@ -16,6 +20,7 @@ from trainmover.daemons.run_directory import (
     find_job,
     is_alive,
     read_struct,
+    sweep_runtime,
     write_struct,
 )
 from trainmover.edges import probes
@@ -78,3 +83,30 @@ def test_the_only_running_job_is_meant(tmp_path: Path, monkeypatch: pytest.Monke
         find_job(None, None)
     with pytest.raises(ConfigError, match="no job 'x'.*alive, other"):
         find_job("x", None)
+
+
+HOLDER = """
+import sys
+from pathlib import Path
+from trainmover.daemons.run_directory import mark_owner
+mark_owner(Path(sys.argv[1]))
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_what_a_live_job_owns_is_swept_by_nobody_else() -> None:
+    """Told by a lock, not by a process number: that means nothing in another container."""
+    runtime = SHARED_MEMORY / f"{PREFIX}-{os.getuid()}-test{os.getpid()}"
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(runtime)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        try:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == b"held\n"
+            sweep_runtime()
+            assert runtime.exists()
+        finally:
+            holder.kill()
+    sweep_runtime()
+    assert not runtime.exists()
