@@ -240,7 +240,8 @@ def sweep_runtime() -> None:
             owner = os.open(path / OWNER, os.O_RDONLY)
         except OSError:
             continue  # not ours to judge
-        if _has_locked(owner):
+        is_of_another_release = os.fstat(owner).st_size > 0
+        if not is_of_another_release and _has_locked(owner):
             shutil.rmtree(path, ignore_errors=True)
         os.close(owner)
 
