@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 MARK = "TRAINMOVER_TEST_MARK"
-TIERS_WITH_PROCESSES = ("process", "drill")
+TIERS_WITH_PROCESSES = ("process", "drill", "cases")
 GRACE_S = 5.0
 SHARED_MEMORY = Path("/dev/shm")
 # multiprocessing keeps these for the life of the pytest process; they belong to no test.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import shutil
 import signal
 import tempfile
 from functools import cache
@@ -61,6 +63,7 @@ def end(job: RunningJob) -> JobResult:
 def undisturbed(arguments: tuple[str, ...], steps: int, machines: int) -> Path:
     """Trace of the same job without faults, standby or checkpoints."""
     folder = Path(tempfile.mkdtemp(prefix="toy-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     with RunningJob(request(*arguments, steps=steps, machines=machines), folder / "job") as job:
         end(job)
     return folder / "job" / "out"

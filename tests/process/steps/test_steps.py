@@ -278,7 +278,14 @@ def test_tail_collective(rank: int, undisturbed: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", ["ddp", "scaler_clip", "ema", "batch_norm", "gan", "log_mean", "evaluation"]
+    "kind",
+    [
+        "ddp",
+        "gan",
+        "evaluation",
+        *(pytest.param(k, marks=pytest.mark.long) for k in ("scaler_clip", "ema", "batch_norm")),
+        pytest.param("log_mean", marks=pytest.mark.long),
+    ],
 )
 def test_lost_process(kind: str, undisturbed: Any, tmp_path: Path) -> None:
     """Killed in a collective, in the gate and behind it; respawned in place."""

@@ -6,7 +6,9 @@ inside and behind such a collective: lines of every rank and told losses are com
 
 from __future__ import annotations
 
+import atexit
 import random
+import shutil
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -59,6 +61,7 @@ def ended(job: RunningJob) -> JobResult:
 @cache
 def undisturbed(kind: str) -> tuple[Path, dict[int, dict[str, str]]]:
     folder = Path(tempfile.mkdtemp(prefix="tail-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     with RunningJob(request(kind), folder / "job") as job:
         result = ended(job)
     return folder / "job" / "out", result.losses
