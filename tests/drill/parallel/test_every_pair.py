@@ -7,6 +7,7 @@ machines are fault domains of their own, so the copies of a rank's state survive
 from __future__ import annotations
 
 import itertools
+import os
 import random
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +30,8 @@ def named(kind: Parallel) -> str:
     return kind.name
 
 
+ROUNDS = int(os.environ.get("TRAINMOVER_LOSS_ROUNDS", "6"))
+"""How often each machine and each pair is lost in the long form."""
 VICTIMS = 4
 GAP_STEPS = 12
 """A loss strikes at most this many steps behind the moment when all standbys are ready."""
@@ -104,7 +107,7 @@ def lose(kind: Parallel, losses: list[Loss], folder: Path, steps: int) -> None:
 @pytest.mark.parametrize("kind", [kinds.DDP, kinds.UNREPLICATED[0], kinds.THREE_D], ids=named)
 def test_every_machine_and_every_pair_at_six_steps(kind: Parallel, tmp_path: Path) -> None:
     print(f"{tiny.SEED_VARIABLE}={tiny.seed()}")
-    losses = every_loss(random.Random(tiny.seed()), 6)
+    losses = every_loss(random.Random(tiny.seed()), ROUNDS)
     lose(kind, losses, tmp_path, STEPS_PER_LOSS * len(losses))
 
 
