@@ -15,6 +15,7 @@ def test_outstanding_works_end_with_valid_values(machines: bool) -> None:
     assert results == [[2.0] * 5] * 2
 
 
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("late", [False, True], ids=["entered", "outstanding"])
 @pytest.mark.parametrize(("kind", "size"), [("ddp", 2), ("fsdp", 2), ("hsdp", 4)])
 def test_interruption_at_every_collective(kind: str, size: int, late: bool) -> None:
