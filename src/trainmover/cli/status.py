@@ -9,6 +9,9 @@ import typer
 from trainmover.cli import operator
 from trainmover.cli.screen import progress_text
 
+STANDBY_COLUMNS = ("machine", "incarnation", "local_rank", "is_ready", "as_rank", "reason")
+"""What fits a terminal; the rest is said in words."""
+
 
 def status(
     job: operator.JobOption = None,
@@ -27,14 +30,32 @@ def status(
     typer.echo(progress_text(view["status"], view["last"]))
     found = view["status"]
     typer.echo(f"{found['job']}: {found['word']}; {found['incident_count']} incidents")
-    for title in ("ranks", "standbys", "machines"):
-        show_table(found[title], title)
+    show_table(found["ranks"], "ranks")
+    narrow = [{name: row[name] for name in STANDBY_COLUMNS} for row in found["standbys"]]
+    show_table(narrow, "standbys")
+    for line in rehearsal_lines(found["standbys"]):
+        typer.echo(line)
+    show_table(found["machines"], "machines")
     for line in kept_lines(found):
         typer.echo(line)
     for line in cadence_lines(view.get("cadence")):
         typer.echo(line)
     if view["findings"]:
         typer.echo(f"{view['findings']} findings: see console.jsonl in the run directory")
+
+
+def rehearsal_lines(standbys: list[dict[str, Any]]) -> list[str]:
+    """What each ready standby has rehearsed, and what that has cost the others."""
+    lines = []
+    for row in standbys:
+        if not row["is_ready"]:
+            continue
+        count = len(row["classes"])
+        classes = f"{count} role class" if count == 1 else f"{count} role classes"
+        cost = f"; a step took {row['slowdown']:.2f} times as long" if row["slowdown"] else ""
+        lines.append(f"  {row['incarnation']} rehearsed {classes} ({row['answers']}){cost}")
+        lines += [f"    not rehearsed: {text}" for text in row["not_rehearsed"]]
+    return lines
 
 
 def kept_lines(found: dict[str, Any]) -> list[str]:
