@@ -60,6 +60,8 @@ STABLE_AFTER_S: Final = 60.0
 """A daemon that has lived this long starts with a clean record of restarts."""
 OWN_END_LIMIT_S: Final = 3.0
 END_LIMIT_S: Final = 12.0
+ALONE_LIMIT_S: Final = 1.0
+"""How long a controller without machines is given to end by itself."""
 BURY_INTERVAL_S: Final = 1.0
 
 
@@ -77,6 +79,7 @@ class Supervisor:
         self._found: ControllerFile | None = None
         self._signals = StopSignals(screen, grace_of(plan.settings, plan.ends_at_wall_s))
         self._buried_at = 0.0
+        self._alone_since = 0.0
         self._console_at = 0.0
         self._console_seen = 0
 
@@ -239,7 +242,10 @@ class Supervisor:
     def _find_hopeless(self) -> str:
         """Why nothing can come of this job any more; empty while something can."""
         if all(child.is_gone for child in self._agents) and not self._has_guests():
-            return "no machine is left"
+            # The controller may be about to say that they had all done what they were there for.
+            self._alone_since = self._alone_since or time.monotonic()
+            if time.monotonic() - self._alone_since > ALONE_LIMIT_S:
+                return "no machine is left"
         return self._nurseries.failure() if self._nurseries is not None else ""
 
     def _has_guests(self) -> bool:
