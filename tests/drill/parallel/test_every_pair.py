@@ -37,10 +37,10 @@ GAP_STEPS = 12
 """A loss strikes at most this many steps behind the moment when all standbys are ready."""
 SNAPSHOT_STEPS = 10
 FIRST_STEP = 4
-PAUSE_S = 0.25
+PAUSE_S = 0.5
 STEPS_PER_LOSS = 100
 """More than pass until the machines are back; the rest goes by at full speed."""
-SHORT_STEPS = 100
+SHORT_STEPS = 200
 ENOUGH = "enough"
 
 
