@@ -21,7 +21,7 @@ from trainmover.protocol.messages import (
     PreemptionNotice,
     SaveRequest,
 )
-from trainmover.units import Instant, after, in_seconds, seconds
+from trainmover.units import Instant, after, seconds
 
 RESERVE_SHARE: Final = 0.3
 MOST_RESERVE_S: Final = 4.0
@@ -190,10 +190,3 @@ def on_save(move: Move, request: SaveRequest) -> None:
 def _reply(move: Move, request: str, text: str, *, is_accepted: bool) -> None:
     reply = OperatorReply(request=request, is_accepted=is_accepted, is_final=True, text=text)
     move.reply(reply)
-
-
-def left_text(machine: Machine, now: Instant) -> str:
-    """How long a machine that is leaving is still there; empty where nobody has said."""
-    if not machine.is_leaving or machine.leave_by is None:
-        return ""
-    return f"{max(0.0, in_seconds(machine.leave_by - now)):.0f} s left"
