@@ -127,6 +127,8 @@ def run(
 
 def check_script(script: Path) -> None:
     """Raises ConfigError where there is none."""
+    if not script.is_file() and str(script).startswith("-"):
+        raise ConfigError(f"no such option: {script}; `trainmover run --help` lists all")
     if not script.is_file():
         raise ConfigError(f"no script at {script}")
 

@@ -13,6 +13,7 @@ from trainmover.protocol import exits
 SCRIPT = __file__
 TABLE: tuple[tuple[str, str], ...] = (
     ("run", "Missing argument 'script'"),
+    ("run --stanby 1 train.py", "no such option: --stanby"),
     ("run nothing.py", "no script at nothing.py"),
     ("run .", "no script at ."),
     (f"run --machines 0 {SCRIPT}", "--machines: expected at least 1, got 0"),
