@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 HOLD_VARIABLE = "BENCH_HOLD"
-"""`STEP:FILE`: ranks wait in front of that step until the file is there."""
+"""`STEP:FILE`, with commas between: ranks wait in front of each step until its file is there."""
 SLOW_VARIABLE = "BENCH_SLOW"
 """`MACHINE:STEP:SHARE`: from that step on each forward there sleeps that share of a step."""
 HOLD_LIMIT_S = 1500.0
@@ -22,16 +22,17 @@ class Hold:
     """Keeps all ranks between two steps until a benchmark lets them go on."""
 
     def __init__(self) -> None:
-        step, _, path = os.environ.get(HOLD_VARIABLE, "-1:").partition(":")
-        self.step = int(step)
-        self.path = Path(path)
+        text = os.environ.get(HOLD_VARIABLE, "")
+        pairs = (each.partition(":") for each in text.split(",") if each)
+        self.paths = {int(step): Path(path) for step, _, path in pairs}
 
     def enter(self, step: int) -> None:
         """In front of `step`. Raises TimeoutError when nobody lets it go on."""
+        path = self.paths.get(step)
         deadline = time.monotonic() + HOLD_LIMIT_S
-        while step == self.step and not self.path.exists():
+        while path is not None and not path.exists():
             if time.monotonic() > deadline:
-                raise TimeoutError(f"{self.path} was not made in {HOLD_LIMIT_S:.0f} s")
+                raise TimeoutError(f"{path} was not made in {HOLD_LIMIT_S:.0f} s")
             time.sleep(POLL_S)
 
 

@@ -18,10 +18,10 @@ from typing import Any, Final
 from trainmover.drills import bench_file, held_job
 from trainmover.drills.baseline import BaselineConfig, read_events, run_unplanned_baseline
 from trainmover.drills.bench_file import Samples, Summary
-from trainmover.drills.bench_recovery import EXAMPLES, MODEL, median_step_s
 from trainmover.drills.compare import compare
 from trainmover.drills.harness import RunningJob
-from trainmover.drills.held_job import JobShape
+from trainmover.drills.held_job import EXAMPLES, MODEL, JobShape
+from trainmover.drills.step_times import median_step_s
 from trainmover.drills.undisturbed import run_undisturbed
 from trainmover.errors import ConfigError
 

@@ -16,8 +16,9 @@ from typing import Any, Final
 
 from trainmover.drills import bench_file
 from trainmover.drills.bench_file import Samples, Summary
-from trainmover.drills.bench_recovery import EXAMPLES, MODEL, RANKS
+from trainmover.drills.bench_recovery import RANKS
 from trainmover.drills.harness import RunningJob
+from trainmover.drills.held_job import EXAMPLES, MODEL
 from trainmover.drills.request import FOLDER_WORD, JobRequest
 from trainmover.errors import ConfigError, DrillFailed
 

@@ -18,8 +18,8 @@ from typing import Any, Final
 
 from trainmover.drills import bench_file
 from trainmover.drills.bench_file import Samples, Summary
-from trainmover.drills.bench_recovery import EXAMPLES
 from trainmover.drills.harness import RunningJob
+from trainmover.drills.held_job import EXAMPLES
 from trainmover.drills.request import JobRequest
 from trainmover.errors import ConfigError, DrillFailed
 

@@ -14,10 +14,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from trainmover.drills import bench_file
+from trainmover.drills import bench_file, held_job
 from trainmover.drills.baseline import (
     BaselineConfig,
-    Event,
     read_events,
     run_planned_baseline,
     run_unplanned_baseline,
@@ -25,20 +24,20 @@ from trainmover.drills.baseline import (
 from trainmover.drills.bench_file import Samples, Summary
 from trainmover.drills.compare import compare
 from trainmover.drills.harness import RunningJob
-from trainmover.drills.report import joiners
+from trainmover.drills.held_job import EXAMPLES, MODEL
 from trainmover.drills.report import summarise as summarise_incident
 from trainmover.drills.request import FOLDER_WORD, JobRequest
 from trainmover.drills.runner import FINAL_ARGUMENTS
+from trainmover.drills.step_times import median_step_s, stayers_downtime_s, step_times
 from trainmover.drills.undisturbed import run_undisturbed
 from trainmover.errors import ConfigError, DrillFailed
-from trainmover.protocol.journal import IncidentReport
 
 RANKS: Final = 4
 LEAVES: Final = "m1"
 DIES: Final = "m2"
 STEP_LIMIT_S: Final = 0.15
-EXAMPLES: Final = Path(__file__).resolve().parents[3] / "examples"
-MODEL: Final = ("--layers", "4", "--width", "128", "--sequence", "64", "--batch", "1")
+HOLDS_AT: Final = (20, 120)
+"""Steps in front of which the job waits for its standby: how long one compiles changes nothing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,13 +130,18 @@ def _ours(config: RecoveryConfig, index: int, *, is_compiled: bool) -> dict[str,
     mode = "compile" if is_compiled else "eager"
     reference = run_undisturbed(request, config.folder / f"undisturbed-{mode}")
     folder = config.folder / f"ours-{mode}-{index}"
-    with RunningJob(request, folder) as job:
-        job.wait_for_step(20, 600.0)
-        job.wait_for_standby(1, 600.0)
-        job.wait_for_step(job.last_step() + 10)
+    first, second = HOLDS_AT
+    disturbed = replace(request, disturbance=(held_job.held(first, folder, second),))
+    with RunningJob(disturbed, folder) as job:
+        job.wait_for_step(first - 1, held_job.WAIT_S)
+        held_job.wait_until_ready(job, 1)
+        held_job.let_go(job)
+        job.wait_for_step(first + 12)
         job.switchover((LEAVES,))
-        job.wait_for(lambda: LEAVES in job.ready_standbys(), f"{LEAVES} returns", 600.0)
-        job.wait_for_step(job.last_step() + 15)
+        job.wait_for_step(second - 1, held_job.WAIT_S)
+        job.wait_for(lambda: LEAVES in job.ready_standbys(), "a new standby", held_job.WAIT_S)
+        held_job.let_go(job, 1)
+        job.wait_for_step(second + 15)
         job.kill_machine(DIES)
         job.wait_for(lambda: "standby" in {i.kind for i in job.incidents()}, "it is back", 90.0)
         result = job.wait_until_done()
@@ -160,46 +164,6 @@ def _ours(config: RecoveryConfig, index: int, *, is_compiled: bool) -> dict[str,
         "is_identical": compare(result, reference).is_identical,
         "times": step_times(events),
     }
-
-
-def step_times(events: Sequence[Event]) -> dict[str, dict[str, float]]:
-    """Rank -> step -> when it was committed there."""
-    found: dict[str, dict[str, float]] = {}
-    for event in events:
-        if event.name == "step":
-            found.setdefault(str(event.rank), {})[str(event.step)] = event.time_s
-    return found
-
-
-def median_step_s(events: Sequence[Event], first: int = 2) -> float:
-    """Median step of rank 0; the first ones import and compile."""
-    times = [event.time_s for event in events if event.name == "step" and event.rank == 0]
-    gaps = [b - a for a, b in zip(times[first:], times[first + 1 :], strict=False)]
-    if not gaps:
-        raise DrillFailed("too few steps to tell how long one takes")
-    return statistics.median(gaps)
-
-
-def stayers_downtime_s(incident: IncidentReport, events: Sequence[Event]) -> float:
-    """Gap between the steps around the switchover on the slowest stayer's clock, less one step.
-
-    Raises:
-        DrillFailed: No stayer has recorded both steps.
-    """
-    joined = {role.rank for role in joiners(incident)}
-    last, first = incident.resumed_step - 1, incident.resumed_step
-    gaps = []
-    for rank, steps in step_times(events).items():
-        if int(rank) not in joined and str(last) in steps and str(first) in steps:
-            before = [
-                steps[str(s)] - steps[str(s - 1)]
-                for s in range(max(1, last - 40), last + 1)
-                if str(s) in steps and str(s - 1) in steps
-            ]
-            gaps.append(steps[str(first)] - steps[str(last)] - statistics.median(before))
-    if not gaps:
-        raise DrillFailed(f"no stayer recorded steps {last} and {first}")
-    return max(gaps)
 
 
 # ---------------------------------------------------------------------------------------- summary

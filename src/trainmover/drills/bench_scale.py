@@ -22,11 +22,11 @@ from typing import Any, Final
 from trainmover.drills import bench_file, core_share, held_job
 from trainmover.drills.baseline import read_events
 from trainmover.drills.bench_file import Samples, Summary
-from trainmover.drills.bench_recovery import median_step_s
 from trainmover.drills.compare import compare
 from trainmover.drills.harness import RunningJob
 from trainmover.drills.held_job import JobShape
 from trainmover.drills.report import joiners
+from trainmover.drills.step_times import median_step_s
 from trainmover.drills.undisturbed import run_undisturbed
 from trainmover.errors import ConfigError, DrillFailed, TrainMoverError
 from trainmover.protocol.journal import IncidentReport

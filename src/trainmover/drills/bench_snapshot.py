@@ -27,8 +27,8 @@ from trainmover.drills.bench_overhead import (
     median_step_s,
     paired_ratios,
 )
-from trainmover.drills.bench_recovery import EXAMPLES, MODEL
 from trainmover.drills.harness import RunningJob
+from trainmover.drills.held_job import EXAMPLES, MODEL
 from trainmover.drills.request import JobRequest
 from trainmover.errors import ConfigError, DrillFailed
 

@@ -19,11 +19,10 @@ from trainmover.drills import bench_file, core_share, held_job
 from trainmover.drills.baseline import read_events
 from trainmover.drills.bench_file import Samples, Summary
 from trainmover.drills.bench_rebalance import last_times
-from trainmover.drills.bench_recovery import MODEL
 from trainmover.drills.compare import compare
 from trainmover.drills.cpu_quota import CpuQuota
 from trainmover.drills.harness import RunningJob
-from trainmover.drills.held_job import JobShape
+from trainmover.drills.held_job import MODEL, JobShape
 from trainmover.drills.undisturbed import run_undisturbed
 
 RANKS: Final = 4

@@ -1,4 +1,4 @@
-"""The job that benchmarks of issue 3 hurt: it waits at a step until its standbys are as wanted.
+"""The job that most benchmarks hurt: it waits at a step until its standbys are as wanted.
 
 Decides how such a job is started, let go and told about. So the number of steps is fixed, and with
 it the undisturbed run, however long a standby compiles. Not here: what is done to the job.
@@ -12,15 +12,17 @@ from pathlib import Path
 from typing import Any, Final
 
 from trainmover.drills.baseline import Event
-from trainmover.drills.bench_recovery import EXAMPLES, stayers_downtime_s
 from trainmover.drills.harness import RunningJob
 from trainmover.drills.report import joiners
 from trainmover.drills.report import summarise as summarise_incident
 from trainmover.drills.request import FOLDER_WORD, JobRequest, JobResult
 from trainmover.drills.runner import FINAL_ARGUMENTS
+from trainmover.drills.step_times import stayers_downtime_s
 from trainmover.errors import ConfigError, DrillFailed
 from trainmover.protocol.journal import IncidentReport
 
+EXAMPLES: Final = Path(__file__).resolve().parents[3] / "examples"
+MODEL: Final = ("--layers", "4", "--width", "128", "--sequence", "64", "--batch", "1")
 HOLD_VARIABLE: Final = "BENCH_HOLD"
 GO: Final = "go"
 SCRIPT: Final = EXAMPLES / "benchmarks" / "recovery_job.py"
@@ -59,14 +61,15 @@ def request_of(shape: JobShape) -> JobRequest:
     )
 
 
-def held(step: int, folder: Path) -> tuple[str, str]:
-    """Environment for `disturbance`: the job in `folder` waits in front of `step`."""
-    return (HOLD_VARIABLE, f"{step}:{folder / GO}")
+def held(step: int, folder: Path, *later: int) -> tuple[str, str]:
+    """Environment for `disturbance`: the job in `folder` waits in front of `step`, and `later`."""
+    waits = (f"{at}:{folder / GO}-{number}" for number, at in enumerate((step, *later)))
+    return (HOLD_VARIABLE, ",".join(waits))
 
 
-def let_go(job: RunningJob) -> None:
-    """End the wait."""
-    (job.folder / GO).touch()
+def let_go(job: RunningJob, number: int = 0) -> None:
+    """End the first wait, or that of a later step."""
+    (job.folder / f"{GO}-{number}").touch()
 
 
 def wait_until_started(job: RunningJob, count: int) -> None:

@@ -127,6 +127,10 @@ class Guard:
             and not threading.current_thread().name.startswith(THREADS)
         )
 
+    def _is_covered(self, path: Any) -> bool:
+        """Whether a read of `path` may have to see something else than what is really there."""
+        return self._overlay.is_used and self._is_meant() and self._is_outside(path)
+
     def _is_outside(self, path: Any) -> bool:
         """Whether a write to `path` would be a trace."""
         if not isinstance(path, str | bytes | os.PathLike):
@@ -204,26 +208,29 @@ class Guard:
 
     def _opener(self, name: str, original: Any) -> Any:
         def guarded(file: Any, mode: Any = "r", *rest: Any, **options: Any) -> Any:
-            if self._is_meant() and self._is_outside(file):
-                if set(str(mode)) & set("wax+"):
-                    self._note(f"open with mode {mode!r}", file)
-                    keeps = "w" not in mode
-                    file = self._target(file, keeps_content=keeps, is_new="x" in mode)
-                else:
+            if not set(str(mode)) & set("wax+"):
+                if self._is_covered(file):
                     file = self._seen(file)
+            elif self._is_meant() and self._is_outside(file):
+                target = self._target(file, keeps_content="w" not in mode, is_new="x" in mode)
+                self._note(f"open with mode {mode!r}", file)
+                file = target
             return original(file, mode, *rest, **options)
 
         return guarded
 
     def _os_opener(self, name: str, original: Any) -> Any:
         def guarded(path: Any, flags: int, *rest: Any, **options: Any) -> Any:
-            if self._is_meant() and self._is_outside(path) and options.get("dir_fd") is None:
-                if flags & WRITE_FLAGS:
-                    self._note("os.open", path)
-                    keeps, is_new = not flags & os.O_TRUNC, bool(flags & os.O_EXCL)
-                    path = self._target(path, keeps_content=keeps, is_new=is_new)
-                else:
+            if options.get("dir_fd") is not None:
+                return original(path, flags, *rest, **options)
+            if not flags & WRITE_FLAGS:
+                if self._is_covered(path):
                     path = self._seen(path)
+            elif self._is_meant() and self._is_outside(path):
+                keeps, is_new = not flags & os.O_TRUNC, bool(flags & os.O_EXCL)
+                target = self._target(path, keeps_content=keeps, is_new=is_new)
+                self._note("os.open", path)
+                path = target
             return original(path, flags, *rest, **options)
 
         return guarded
@@ -232,8 +239,9 @@ class Guard:
         def wrap(name: str, original: Any) -> Any:
             def guarded(path: Any, *rest: Any, **options: Any) -> Any:
                 if self._is_meant() and self._is_outside(path) and options.get("dir_fd") is None:
+                    self._ours(change, os.fsdecode(path))  # what can't be done is no write
                     self._note(f"os.{name}", path)
-                    return self._ours(change, os.fsdecode(path))
+                    return None
                 return original(path, *rest, **options)
 
             return guarded
@@ -244,13 +252,14 @@ class Guard:
         def guarded(path: Any, ignore_errors: bool = False, *rest: Any, **options: Any) -> Any:
             if not (self._is_meant() and self._is_outside(path)):
                 return original(path, ignore_errors, *rest, **options)
-            self._note("shutil.rmtree", path)
             try:
-                return self._ours(self._overlay.remove, os.fsdecode(path))
+                self._ours(self._overlay.remove, os.fsdecode(path))
             except FileNotFoundError:
                 if not ignore_errors and not options:
                     raise
                 return None
+            self._note("shutil.rmtree", path)
+            return None
 
         return guarded
 
@@ -258,8 +267,9 @@ class Guard:
         def guarded(source: Any, target: Any, **options: Any) -> Any:
             is_outside = self._is_outside(source) or self._is_outside(target)
             if self._is_meant() and is_outside and not options:
+                self._ours(self._overlay.move, os.fsdecode(source), os.fsdecode(target))
                 self._note(f"os.{name}", target)
-                return self._ours(self._overlay.move, os.fsdecode(source), os.fsdecode(target))
+                return None
             return original(source, target, **options)
 
         return guarded
@@ -275,7 +285,7 @@ class Guard:
 
     def _looking(self, name: str, original: Any) -> Any:
         def guarded(path: Any = ".", *rest: Any, **options: Any) -> Any:
-            if self._is_meant() and self._is_outside(path) and options.get("dir_fd") is None:
+            if options.get("dir_fd") is None and self._is_covered(path):
                 path = self._seen(path)
             return original(path, *rest, **options)
 
@@ -283,7 +293,7 @@ class Guard:
 
     def _listing(self, name: str, original: Any) -> Any:
         def guarded(path: Any = ".") -> Any:
-            if self._is_meant() and self._is_outside(path):
+            if self._is_covered(path):
                 return self._ours(self._overlay.names, os.fsdecode(path))
             return original(path)
 

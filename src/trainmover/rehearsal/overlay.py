@@ -22,6 +22,8 @@ class Overlay:
     def __init__(self, scratch: Path) -> None:
         self.scratch = str(scratch)
         self._gone: set[str] = set()
+        self.is_used = False
+        """Whether anything has been written or hidden; else every read sees the real tree."""
         self.made: list[str] = []
         """Directories the script has made, in order."""
 
@@ -31,6 +33,8 @@ class Overlay:
 
     def seen(self, path: str) -> str:
         """The path that a read of `path` gets; a missing one where the script removed it."""
+        if not self.is_used:
+            return path
         over = self.over(path)
         if os.path.lexists(over):
             return over
@@ -41,6 +45,8 @@ class Overlay:
         return os.path.lexists(self.seen(path))
 
     def _is_gone(self, path: str) -> bool:
+        if not self._gone:
+            return False
         path = os.path.abspath(path)
         while path not in self._gone:
             parent = os.path.dirname(path)
@@ -71,6 +77,7 @@ class Overlay:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         over = self.over(path)
         os.makedirs(os.path.dirname(over), exist_ok=True)
+        self.is_used = True
         return over
 
     def make_directory(self, path: str) -> None:
@@ -90,6 +97,7 @@ class Overlay:
         elif os.path.lexists(over):
             os.unlink(over)
         self._gone.add(os.path.abspath(path))
+        self.is_used = True
 
     def move(self, source: str, target: str) -> None:
         """`os.rename`, `os.replace`."""

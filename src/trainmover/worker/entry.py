@@ -21,7 +21,7 @@ from trainmover.worker.blame import machine_cause
 from trainmover.worker.events import MainFailed
 from trainmover.worker.job import Job
 from trainmover.worker.stepper import Stepper
-from trainmover.worker.unwinding import Halted, Left, Reentered
+from trainmover.worker.unwinding import Halted, Left, Reentered, ScriptAgain
 
 if TYPE_CHECKING:
     from trainmover.worker.distributed_entry import DistributedEntry
@@ -118,14 +118,21 @@ class Driver:
         self._runtime = runtime
         self._distributed = distributed
         self.first: orders.RunMain
-        """The order with which this process began."""
+        """The order with which the script began to run."""
 
     def drive(self, main: Main) -> None:
-        """Enter `main` until this process's part is over. Raises ProcessEnds."""
+        """Enter `main` until this process's part is over.
+
+        Raises:
+            ProcessEnds: It is over.
+            ScriptAgain: `main` alone can't be entered as another rank.
+        """
         order = self.first
         while True:
             order = self._enter(main, order)
             gc.collect()  # its frames are gone only now: nothing of the last entry stays
+            if self._runtime.reads.in_script and order.rank != self.first.rank:
+                raise ScriptAgain(order)
 
     def _enter(self, main: Main, order: orders.RunMain) -> orders.RunMain:
         runtime = self._runtime

@@ -22,6 +22,14 @@ class Reentered(BaseException):
         self.order = order
 
 
+class ScriptAgain(BaseException):
+    """The whole script is to run again, because it has read the rank in front of `main`."""
+
+    def __init__(self, order: RunMain) -> None:
+        super().__init__("the script runs again")
+        self.order = order
+
+
 class Halted(BaseException):
     """The process ends for one reason."""
 

@@ -109,4 +109,4 @@ def test_a_held_job_has_the_same_command_line_as_the_undisturbed_one(tmp_path: P
     shape = held_job.JobShape(machines=2, steps=9, model=TINY)
     name, value = held_job.held(4, tmp_path)
     assert name not in held_job.request_of(shape).arguments
-    assert value == f"4:{tmp_path / held_job.GO}"
+    assert value == f"4:{tmp_path / held_job.GO}-0"

@@ -166,3 +166,23 @@ def test_a_compile_cache_that_main_itself_chooses_stays_allowed(
     shadow.guard.end()
     assert (tmp_path / "caches" / "kernel.cpp").read_text() == "x"
     assert not (tmp_path / "caches2").exists()
+
+
+def test_what_can_not_be_done_is_no_write(shadow: Shadow, tmp_path: Path) -> None:
+    """Compilers make sure of directories that are there: nobody has to be told."""
+    (tmp_path / "there").mkdir()
+    shadow.guard.begin()
+    os.makedirs(tmp_path / "there", exist_ok=True)
+    with pytest.raises(FileExistsError):
+        os.mkdir(tmp_path / "there")
+    with pytest.raises(FileNotFoundError):
+        os.remove(tmp_path / "not there")
+    with pytest.raises(FileExistsError), open(tmp_path / "there", "x"):
+        pass
+    assert shadow.told == []
+    assert sorted(os.listdir(tmp_path)) == ["there"]
+    os.mkdir(tmp_path / "made")
+    assert len(shadow.told) == 1
+    assert {"made", "there"} <= set(os.listdir(tmp_path))
+    shadow.guard.end()
+    assert not (tmp_path / "made").exists()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -57,3 +60,43 @@ def test_whoever_asks_the_environment_is_the_reader_not_python_itself(reads: Ran
     assert reads.places == ()
     exec(compile(text, "/scripts/train.py", "exec"))
     assert reads.places == ("train.py:2", "train.py:3", "train.py:4")
+
+
+def test_what_the_script_reads_in_front_of_main_stays_for_all_entries(reads: RankReads) -> None:
+    reads.begin_script()
+    exec(compile("import os\nos.environ['RANK']\n", "/scripts/train.py", "exec"))
+    reads.begin()
+    exec(compile("import os\nos.environ['RANK']\n", "/scripts/model.py", "exec"))
+    assert reads.in_script == ("/scripts/train.py:2",)
+    assert reads.places == ("train.py:2", "model.py:2")
+    reads.begin()
+    assert reads.places == ("train.py:2",)
+    reads.begin_script()
+    assert reads.places == (), "it starts anew"
+
+
+def test_an_installed_library_that_is_imported_is_no_reader(
+    reads: RankReads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is imported once in a process: nothing that runs again would change what it read."""
+    for folder, name in (("lib/site-packages", "installed_one"), ("own", "own_one")):
+        (tmp_path / folder).mkdir(parents=True)
+        text = "import os\ndef read():\n    return dict(os.environ.items())\nread()\n"
+        (tmp_path / folder / f"{name}.py").write_text(text)
+        monkeypatch.syspath_prepend(str(tmp_path / folder))
+    installed = importlib.import_module("installed_one")
+    assert reads.places == ()
+    importlib.import_module("own_one")
+    assert reads.places == ("own_one.py:3",)
+    installed.read()
+    assert reads.places == ("own_one.py:3", "installed_one.py:3"), "called, not imported"
+
+
+def test_who_shares_state_out_by_rank_is_a_reader(reads: RankReads) -> None:
+    """The sharded optimizer asks for its rank, and no later change of rank moves its shards."""
+    code = "def build():\n    import os\n    return os.environ['RANK']\n"
+    scope: dict[str, Any] = {}
+    path = "/lib/site-packages/torch/distributed/optim/zero_redundancy_optimizer.py"
+    exec(compile(code, path, "exec"), scope)
+    exec(compile("build()\n", "/scripts/train.py", "exec"), {"build": scope["build"]})
+    assert reads.places == ("train.py:1",)
