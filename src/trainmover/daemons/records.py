@@ -147,24 +147,26 @@ class JobRecords:
         between hearing them and writing them down.
         """
         before = self._known.get(logged.step)
-        values = dict(logged.values)
+        told = dict(logged.values)
+        values = told
         if before is not None and logged.lineage < before.lineage:
             return
         if before is not None and logged.lineage == before.lineage:
-            values = {**before.values, **values}
+            if logged.is_again:
+                told = {name: told[name] for name in told if name not in before.values}
+            values = {**before.values, **told}
             if values == before.values:
                 return
         record = LossRecord(
             step=logged.step, lineage=logged.lineage, values=values, at_s=time.time()
         )
         if self._repeats is not None:
-            told = dict(logged.values)
             for check in self._repeats.seen(logged.step, logged.lineage, told, before):
                 self.add_check(check)
         self._remember(record)
         self._losses.append(record)
         if self._loss_file is not None:
-            self._loss_file.add(logged.step, logged.lineage, dict(logged.values))
+            self._loss_file.add(logged.step, logged.lineage, told)
 
     def _remember(self, record: LossRecord) -> None:
         self._known[record.step] = record

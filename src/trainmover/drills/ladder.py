@@ -39,7 +39,8 @@ def draw(path: Path, samples: Samples) -> None:
     )
     axes.set_ylabel("downtime of an unplanned loss, s (log)")
     handles = [Patch(color=colour) for colour in COLOURS]
-    axes.legend(handles, [TITLES[name] for name in NAMES], fontsize=8, frameon=False)
+    titles = [TITLES[name] for name in NAMES]
+    figure.legend(handles, titles, loc="outside upper left", ncols=2, fontsize=8, frameon=False)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     figure.savefig(path, dpi=130)

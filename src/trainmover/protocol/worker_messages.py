@@ -229,6 +229,9 @@ class StepLogged(Message, frozen=True, kw_only=True):
     lineage: int
     values: tuple[tuple[str, str], ...]
     """Name and value; floats as float.hex() of the value."""
+    is_again: bool = False
+    """By whoever took the primary's place, who can't know whether it was told: what is known of
+    this step already, such as a value logged again behind the gate, stands."""
 
 
 class Finding(Message, frozen=True, kw_only=True):

@@ -74,7 +74,25 @@ SWITCH_MESSAGES = (AtBoundary, Done, PhaseOneReady, PhaseOneFailed, Lost)
 
 def on_channel_broken(state: WorkerState, event: ChannelBroken, now: Instant) -> Transition:
     """W9, W11: a channel ended."""
-    return _on_break(state, event.generation, (event.edge,), event.edge.peer, now)
+    is_new = event.edge.peer not in {edge.peer for edge in state.edges}
+    move = _on_break(state, event.generation, (event.edge,), event.edge.peer, now)
+    has_more = state.is_broken and len(move.state.edges) > len(state.edges)
+    if is_new and has_more and not isinstance(state.main, Failed):
+        return _tell_another(move.state, now)
+    return move
+
+
+def _tell_another(state: WorkerState, now: Instant) -> Transition:
+    """One more peer is gone: nobody need wait for its report. Told once if frozen already."""
+    body = Broken(
+        incarnation=state.incarnation,
+        generation=state.generation,
+        step=state.applied.step,
+        edges=state.edges,
+        detected_at_ns=now,
+    )
+    sends_left = 0 if state.is_frozen else -1
+    return replace_reason(post(state, body, now, sends_left), "broken already, by one more peer")
 
 
 def on_poisoned(state: WorkerState, event: Poisoned, now: Instant) -> Transition:

@@ -54,14 +54,15 @@ class Logbook:
         if values:
             self.tell(step_index, values)
 
-    def tell(self, step_index: int, values: Mapping[str, str]) -> None:
-        """Tell values of one committed step."""
+    def tell(self, step_index: int, values: Mapping[str, str], *, is_again: bool = False) -> None:
+        """Tell values of one committed step; `is_again`: the lost primary may have done so."""
         self._stepper.host.tell(
             StepLogged(
                 incarnation=self._stepper.host.incarnation,
                 step=step_index,
                 lineage=self._stepper.version.lineage,
                 values=tuple(sorted(values.items())),
+                is_again=is_again,
             )
         )
 

@@ -233,7 +233,7 @@ class Roles:
         if stepper.rank == 0 and personal.logged and not is_ours:
             # The lost primary may have passed the gate and died before telling its log line.
             behind = stepper.step_index if stepper.parts_done else stepper.step_index - 1
-            stepper.logbook.tell(behind, dict(personal.logged))
+            stepper.logbook.tell(behind, dict(personal.logged), is_again=True)
         stepper.logbook.before_gate = dict(personal.logged)
         stepper.rearm()
         stepper.bulk_digest = stepper.inventory.bulk_digest()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from trainmover.daemons.records import JobRecords, read_losses
 from trainmover.protocol.messages import Finding, StepLogged
@@ -19,6 +20,27 @@ def test_a_step_logged_by_two_lineages_counts_once_with_the_last(tmp_path: Path)
         records.add_step(message)
     losses = read_losses(tmp_path / "losses.jsonl")
     assert [float.fromhex(record.values["loss"]) for record in losses.values()] == [3.0, 1.0, 0.5]
+
+
+def test_who_takes_the_primarys_place_changes_nothing_that_was_told(tmp_path: Path) -> None:
+    """A joiner knows what was logged in front of the gate; behind it the primary may have told
+    another value of the same name, which stands."""
+    records = JobRecords(tmp_path)
+    records.add_step(logged(3, 2, 0.5))
+    early = (("early", "7"), ("loss", (0.9).hex()))
+    again = StepLogged(incarnation="m1.0.1", step=3, lineage=2, values=early, is_again=True)
+    records.add_step(again)
+    records.add_step(again)
+    lines = (tmp_path / "losses.jsonl").read_text().splitlines()
+    assert len(lines) == 2, "the value that was never told is added, once"
+    (known,) = read_losses(tmp_path / "losses.jsonl").values()
+    assert known.values == {"early": "7", "loss": (0.5).hex()}
+    records.add_step(StepLogged(**{**_fields(again), "step": 4}))
+    assert read_losses(tmp_path / "losses.jsonl")[4].values["loss"] == (0.9).hex()
+
+
+def _fields(message: StepLogged) -> dict[str, Any]:
+    return {name: getattr(message, name) for name in message.__struct_fields__}
 
 
 def test_a_repeated_message_is_stored_once(tmp_path: Path) -> None:

@@ -83,6 +83,23 @@ def test_in_front_of_the_gate_a_break_runs_out_and_the_step_is_repeated() -> Non
     assert worker.state.generation == 2
 
 
+def test_each_further_peer_that_is_gone_is_told_also_behind_the_report() -> None:
+    """Several machines at one instant: nobody waits for a report of one that some peer has lost."""
+    worker = Worker().form().do_step(0)
+    worker.feed(LOSS)
+    both = (edge("m1.0.a"), edge("m2.0.a"))
+    told = sent(worker.feed(ChannelBroken(generation=1, edge=both[1])), Broken)
+    assert told is not None
+    assert told.edges == both
+    worker.feed(Freeze(term=1, number=2))
+    three = ChannelBroken(generation=1, edge=edge("m3.0.a"))
+    told = sent(worker.feed(three), Broken)
+    assert told is not None
+    assert told.edges == (*both, edge("m3.0.a"))
+    assert sent(worker.feed(three), Broken) is None
+    assert sent(worker.feed(Poisoned(generation=1, peer="m3.0.a", edges=both)), Broken) is None
+
+
 def test_ready_but_not_contributed_undoes() -> None:
     worker = Worker().form()
     worker.feed(GateRequested(step=0, kind=flags.STEP, flags=VECTOR))
