@@ -6,6 +6,7 @@ ours, ports that this process still listens on. The time limit per test is set i
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import time
@@ -16,7 +17,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-MARK = "TRAINMOVER_TEST_MARK"
+from tests import warm
+from trainmover.daemons.run_directory import OWNER
+
+MARK = warm.VARIABLE
 TIERS_WITH_PROCESSES = ("process", "drill", "cases")
 GRACE_S = 5.0
 SHARED_MEMORY = Path("/dev/shm")
@@ -30,17 +34,16 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of the tiers that start processes are watched for leftovers."""
-    for item in items:
-        folder = item.path.relative_to(Path(__file__).parent).parts[0]
-        if folder in TIERS_WITH_PROCESSES:
-            item.add_marker(pytest.mark.usefixtures("nothing_left_behind"))
+@pytest.fixture(autouse=True)
+def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail the test, by name, for every process, port or shared memory it leaves; then clean up.
 
-
-@pytest.fixture
-def nothing_left_behind() -> Iterator[None]:
-    """Fail the test, by name, for every process, port or shared memory it leaves; then clean up."""
+    Tests of the tiers that start processes are watched.
+    """
+    folder = request.path.relative_to(Path(__file__).parent).parts[0]
+    if folder not in TIERS_WITH_PROCESSES:
+        yield
+        return
     mark = uuid.uuid4().hex
     before = os.environ.get(MARK)
     os.environ[MARK] = mark
@@ -53,7 +56,9 @@ def nothing_left_behind() -> Iterator[None]:
             os.environ[MARK] = before
     left = marked_processes(mark)
     deadline = time.monotonic() + GRACE_S
-    while left and time.monotonic() < deadline:
+    while left or shared_memory() - memory:
+        if time.monotonic() > deadline:
+            break
         time.sleep(0.05)
         left = marked_processes(mark)
     complaints = [f"process {process.pid}: {command}" for process, command in left]
@@ -66,18 +71,23 @@ def nothing_left_behind() -> Iterator[None]:
 
 
 def marked_processes(mark: str) -> list[tuple[psutil.Process, str]]:
-    """Live processes that inherited `mark`, orphans included, with their command lines."""
+    """Live processes that inherited `mark`, orphans included, with their command lines.
+
+    So did those that the warm process has forked: only one test runs at a time.
+    """
     found = []
     for process in psutil.process_iter():
         try:
             if process.pid == os.getpid() or process.status() == psutil.STATUS_ZOMBIE:
                 continue
-            if process.environ().get(MARK) != mark:
+            own_mark = process.environ().get(MARK)
+            if own_mark not in (mark, warm.MARK):
                 continue
             command = " ".join(process.cmdline())
+            is_fork = own_mark == warm.MARK and process.ppid() != os.getpid()
         except psutil.Error:
             continue  # ended while we looked, or another user's
-        if not any(word in command for word in HOUSEKEEPERS):
+        if is_fork or not any(word in command for word in HOUSEKEEPERS):
             found.append((process, command[:200]))
     return found
 
@@ -107,9 +117,21 @@ def shared_memory() -> set[str]:
     for path in SHARED_MEMORY.glob("*"):
         parts = path.name.split("_")
         is_orphan = parts[0] == "torch" and parts[1:2] != [] and not is_alive(parts[1])
-        if path.name.startswith("trainmover") or is_orphan:
+        if is_orphan or (path.name.startswith("trainmover") and not has_owner(path)):
             found.add(path.name)
     return found
+
+
+def has_owner(path: Path) -> bool:
+    """Whether a live process holds the runtime directory of its job, or has just removed it."""
+    try:
+        with (path / OWNER).open("rb") as owner:
+            fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return not path.exists()
+    return False
 
 
 def is_alive(pid: str) -> bool:

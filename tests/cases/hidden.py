@@ -22,16 +22,18 @@ import trainmover
 TOTAL = 40
 
 
-def sequential(optimizer: torch.optim.Optimizer) -> Any:
+def sequential(optimizer: torch.optim.Optimizer, total: int) -> Any:
     """Warm-up, then cosine, each with its own counter, chained with a third."""
     warm = lr_scheduler.LinearLR(optimizer, start_factor=0.1, total_iters=6)
-    cosine = lr_scheduler.CosineAnnealingLR(optimizer, T_max=TOTAL)
+    cosine = lr_scheduler.CosineAnnealingLR(optimizer, T_max=total)
     return lr_scheduler.SequentialLR(optimizer, [warm, cosine], milestones=[6])
 
 
 SCHEDULES = {
     "sequential": sequential,
-    "onecycle": lambda optimizer: lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=TOTAL),
+    "onecycle": lambda optimizer, total: lr_scheduler.OneCycleLR(
+        optimizer, max_lr=0.1, total_steps=total
+    ),
 }
 
 
@@ -82,6 +84,7 @@ def main(job: trainmover.Job) -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--schedule", choices=tuple(SCHEDULES), default="sequential")
+    parser.add_argument("--total", type=int, default=TOTAL, help="length of the schedule")
     parser.add_argument("--unsafe", choices=tuple(UNSAFE), default="")
     parser.add_argument("--hold", type=int, default=-1, help="stay behind this step until killed")
     args = parser.parse_args()
@@ -89,7 +92,7 @@ def main(job: trainmover.Job) -> None:
     torch.manual_seed(7)
     model = nn.Linear(8, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    schedule = SCHEDULES[args.schedule](optimizer)
+    schedule = SCHEDULES[args.schedule](optimizer, args.total)
     scale = Unsafe(UNSAFE[args.unsafe]) if args.unsafe else Scale()
     job.track(model=model, optimizer=optimizer, schedule=schedule, scale=scale)
     for step in job.steps(args.steps):

@@ -39,7 +39,10 @@ def hidden(
     "schedule", ["sequential", pytest.param("onecycle", marks=pytest.mark.long)]
 )
 def test_saving_changes_nothing_and_neither_does_a_restart(schedule: str, tmp_path: Path) -> None:
-    """C63, C65: without checkpoints; saved every 5 steps; killed in the warm-up and behind it."""
+    """C63, C65: without checkpoints; saved every 5 steps; killed in the warm-up and behind it.
+
+    The last life asks for a longer schedule: the saved one goes on, and that is said.
+    """
     words = ("--schedule", schedule)
     with RunningJob(hidden(tmp_path / "a", *words), tmp_path / "alone") as job:
         end(job)
@@ -52,9 +55,11 @@ def test_saving_changes_nothing_and_neither_does_a_restart(schedule: str, tmp_pa
         hold = ("--hold", str(step + 1))
         life = hidden(tmp_path / "c", *words, *hold, checkpoints=place, every=step)
         run_until_checkpoint(life, tmp_path / f"life{number}", place, step)
-    last = hidden(tmp_path / "c", *words, checkpoints=place, every=STEPS)
+    longer = (*words, "--total", "60")
+    last = hidden(tmp_path / "c", *longer, checkpoints=place, every=STEPS)
     with RunningJob(last, tmp_path / "last") as job:
-        end(job)
+        result = end(job)
+    assert "40 there and 60 here" in result.output
     assert_exact(tmp_path / "c", tmp_path / "a", ranks=1, steps=STEPS)
 
 

@@ -17,7 +17,6 @@ from trainmover.daemons.grace import SETTING
 from trainmover.daemons.options import AgentOptions
 from trainmover.daemons.run_directory import RunDirectory, base_directory
 from trainmover.edges import probes, seal
-from trainmover.edges.controller_server import address_that_reaches
 from trainmover.protocol.addresses import parse_address
 from trainmover.topology.domains import labels_of, parse_topology
 
@@ -54,7 +53,7 @@ def agent(
             controller=controller,
             run_directory=str(directory.path),
             token_file=str(directory.token),
-            host=probes.own_address(host or address_that_reaches(target, port)),
+            host=probes.own_address(host or probes.address_that_reaches(target, port)),
             settings=settings_of.flatten(settings),
             script=script,
             labels=labels_of(parse_topology(" ".join([name, *labels]))[name]) if labels else (),

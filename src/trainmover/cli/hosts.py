@@ -31,8 +31,7 @@ from trainmover.daemons.run_directory import (
     read_struct,
     write_struct,
 )
-from trainmover.edges import first_process, seal
-from trainmover.edges.controller_server import address_that_reaches
+from trainmover.edges import first_process, probes, seal
 from trainmover.edges.operator_client import OperatorClient
 from trainmover.errors import ConfigError, TrainMoverError
 from trainmover.protocol.addresses import LOOPBACK, is_ipv6, joined
@@ -137,7 +136,7 @@ def _start_agent(plan: HostPlan, host: str) -> subprocess.Popen[bytes]:
         controller=joined(host, port),
         run_directory=str(plan.directory.path),
         token_file=str(plan.directory.token),
-        host=address_that_reaches(host, port),
+        host=probes.address_that_reaches(host, port),
         settings=plan.settings,
         labels=(("nnodes", str(plan.node_count)),),
         script=str(plan.script.resolve()),

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
@@ -253,17 +252,3 @@ def owner_of(port: int) -> str:
                 command = "?"
             return f" (in use by pid {connection.pid}: {command})"
     return ""
-
-
-def address_that_reaches(host: str, port: int) -> str:
-    """This machine's address on the way to `host`; no packet is sent. Raises ConfigError."""
-    try:
-        family, _, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect(target)
-            return str(probe.getsockname()[0])
-    except OSError as error:
-        raise ConfigError(
-            f"no route to the controller at {host}: {error}; name this machine's address "
-            "with --host"
-        ) from error

@@ -144,6 +144,20 @@ def preflight(run_directory: Path) -> tuple[str, ...]:
     return tuple(problems)
 
 
+def address_that_reaches(host: str, port: int) -> str:
+    """This machine's address on the way to `host`; no packet is sent. Raises ConfigError."""
+    try:
+        family, _, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(target)
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise ConfigError(
+            f"no route to the controller at {host}: {error}; name this machine's address "
+            "with --host"
+        ) from error
+
+
 def own_address(host: str) -> str:
     """`host` if this machine can listen on it. Raises ConfigError that names those it has."""
     try:

@@ -78,9 +78,18 @@ def _kill_worker(world: World, fault: Fault) -> None:
 def _kill_machine(world: World, fault: Fault, *, is_silent: bool = False) -> None:
     del fault
     victims = _machines(world)
-    if not victims:
-        return
-    victim = world.random.choice(victims)
+    if victims:
+        _end_machine(world, world.random.choice(victims), is_silent=is_silent)
+
+
+def _kill_all_machines(world: World, fault: Fault) -> None:
+    """What storage has is all that is left."""
+    del fault
+    for victim in _machines(world):
+        _end_machine(world, victim, is_silent=False)
+
+
+def _end_machine(world: World, victim: Machine, *, is_silent: bool) -> None:
     world.losses.append(victim.name)
     world.note(f"kill machine {victim.name}")
     victim.die(is_silent=is_silent)
@@ -242,6 +251,7 @@ def _stop_boundary(world: World, fault: Fault) -> None:
 STRIKES = {
     "kill_worker": _kill_worker,
     "kill_machine": _kill_machine,
+    "kill_all_machines": _kill_all_machines,
     "silence_machine": _silence_machine,
     "freeze_machine": _freeze_machine,
     "stop_worker": _stop_worker,

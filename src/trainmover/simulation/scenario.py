@@ -88,6 +88,8 @@ class Scenario:
     """Every step has a collective behind its gate."""
     slow_tail_s: float = 0.0
     """Time that rank 0 takes behind the gate in the middle of the job (it saves)."""
+    overtaken: float = 0.0
+    """Share of control messages that later ones overtake; no seed draws it."""
     slots_wait: bool = True
     """Whether a worker leaves a snapshot out rather than write over one that may be needed."""
     without: tuple[str, ...] = ()

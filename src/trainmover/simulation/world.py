@@ -283,9 +283,10 @@ class World:
             return (0.0,)
         if self.random.random() < self.scenario.loss:
             return ()
-        if self.random.random() < self.scenario.duplication:
-            return (0.0, self.random.choice((0.01, 0.3, 3.0)))
-        return (0.0,)
+        if self.scenario.overtaken and self.random.random() < self.scenario.overtaken:
+            return (self.random.choice((0.01, 0.3, 3.0)),)
+        is_twice = self.random.random() < self.scenario.duplication
+        return (0.0, self.random.choice((0.01, 0.3, 3.0))) if is_twice else (0.0,)
 
     def link_arrival(self, machine: Machine, direction: str, extra_s: float) -> int:
         """When a message arrives; late copies overtake nothing but are overtaken."""

@@ -26,9 +26,9 @@ class WorkerConfig:
     """Most loop-back iterations of a standby until its collective sequence repeats."""
     exact_tail: str = "seen"
     """When each rank keeps a copy of its state in front of the gate, so that a loss that strikes a
-    collective behind `optimizer.step()` repeats the step: `seen` (once one was called there),
-    `always` (from the first step on), `off` (the value is dropped). Costs the memory and the copy
-    of parameters and optimizer state in each step."""
+    collective behind `optimizer.step()` repeats the step: `seen` (in the first step, and once one
+    was called there), `always` (in every step), `off` (the value is dropped). Costs the memory and
+    the copy of parameters and optimizer state."""
     tail_copy_limit_mb: int = 8192
     """Largest such copy of a rank; above it no rank keeps one."""
     leave_grace_s: float = 5.0

@@ -22,6 +22,7 @@ from trainmover.worker.loading import (
     load_other_size,
     load_same_size,
 )
+from trainmover.worker.script_values import name_differences, values_of
 
 if TYPE_CHECKING:
     from trainmover.worker.stepper import Stepper
@@ -52,12 +53,16 @@ def restore(stepper: Stepper, name: str, target: Version) -> None:
         assert failure is not None, "open_named has raised"
         raise failure
 
-    dtypes = buffer_dtypes(stepper.inventory)
+    dtypes, script = buffer_dtypes(stepper.inventory), values_of(stepper.inventory)
     loaded = load(work, what=f"checkpoint {name}", limits=limits)
     personal = loaded.personals[0]
     if not loaded.is_same_size:
         personal = taken_over(stepper, loaded.personals)
     stepper.roles.put_own(personal, target, are_names_known=loaded.is_same_size)
+    is_strict = stepper.host.config.is_strict
+    difference = name_differences(script, values_of(stepper.inventory), is_strict=is_strict)
+    if difference and stepper.rank == 0:
+        stepper.logbook.finding("restore", difference)
     if loaded.casts:
         cast_buffers(stepper.inventory, dtypes)
         stepper.logbook.finding("restore", f"cast as asked for: {'; '.join(loaded.casts)}")

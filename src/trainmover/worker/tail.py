@@ -5,9 +5,11 @@ So ranks of a script that calls such collectives keep what they had in front of 
 the gate itself, `tail_copy`). A rank whose tail is cut short goes back there, and a plan leads all
 others back too: the step is repeated as a whole (decision 0009).
 
-Without a copy (first steps, `worker.exact_tail`, `worker.tail_copy_limit_mb`) the value is dropped;
-digests from before the first invented value and from the boundary show whether state was touched
-(protocol.md B2; version counters miss writes through `.data`).
+Whether a script calls such collectives shows in its first tail only, so a copy is kept in front of
+that one in any case. Without a copy (a tail's first collective in a later step,
+`worker.exact_tail`, `worker.tail_copy_limit_mb`) the value is dropped; digests from before the
+first invented value and from the boundary show whether state was touched (protocol.md B2; version
+counters miss writes through `.data`).
 """
 
 from __future__ import annotations
@@ -45,6 +47,9 @@ class Tail:
         """A collective has been called behind a gate."""
         self.is_in_step = False
         """The script is inside `with step:` or `step.run`, which can take it out of its tail."""
+        self._first_step: int | None = None
+        """Step whose tail is the first that this entry of `main` runs; None before its gate."""
+        self._is_joiner = stepper.is_shadow
         self._is_refused = False
         self._looks = 0
         self._size_bytes = 0
@@ -57,8 +62,18 @@ class Tail:
         host = self._stepper.host
         if not host.is_managed or self._stepper.world_size == 1:
             return False
-        kind = host.config.exact_tail
+        return self._needs_copy or (host.config.exact_tail == "seen" and self._is_untried)
+
+    @property
+    def _needs_copy(self) -> bool:
+        kind = self._stepper.host.config.exact_tail
         return kind == "always" or (kind == "seen" and self.has_collectives)
+
+    @property
+    def _is_untried(self) -> bool:
+        """Whether no step of this entry has been whole; a joiner's own iterations count as one."""
+        first = self._first_step
+        return not self._is_joiner and (first is None or self._stepper.step_index <= first)
 
     @property
     def is_repeatable(self) -> bool:
@@ -75,7 +90,7 @@ class Tail:
             self._looks += 1
             self._size_bytes = self.copy.size_bytes
         size, limit = self._size_bytes, host.config.tail_copy_limit_mb * MIB
-        if size > limit and self.wants_copy and not self._is_refused:
+        if size > limit and self._needs_copy and not self._is_refused:
             self._is_refused = True
             self._stepper.logbook.finding(
                 "tail-collective",
@@ -90,8 +105,11 @@ class Tail:
         self.is_void = False
         if self._stepper.is_shadow:
             return
+        if self._first_step is None:
+            self._first_step = self._stepper.step_index
         if result.is_copy_kept:
-            self.copy.capture()
+            # A copy for one step must not cost a device that is nearly full its first steps.
+            self.copy.capture(is_on_host=not self._needs_copy)
             self._stepper.host.guard_waits(self.leave)
         elif self.copy.version is not None:
             self.copy.drop()

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from trainmover.worker.stepper import Stepper
 
 
+HOST = torch.device("cpu")
+
+
 class TailCopy:
     """Of one entry of `main`. Its memory is used again from step to step."""
 
@@ -48,8 +51,8 @@ class TailCopy:
 
     # ------------------------------------------------------------------ keeping
 
-    def capture(self) -> None:
-        """The gate has passed and nothing is updated yet."""
+    def capture(self, *, is_on_host: bool = False) -> None:
+        """The gate has passed and nothing is updated yet. `is_on_host`: use no device memory."""
         stepper = self._stepper
         self.version = None
         live = self._live()
@@ -57,8 +60,13 @@ class TailCopy:
             self._manifest = stepper.inventory.manifest()
             self._copied = live
         locals_ = [local_tensor(tensor).detach() for tensor in live]
-        if not _fit(self._images, locals_):
-            self._images = [torch.empty_like(tensor) for tensor in locals_]
+        devices = [HOST if is_on_host else tensor.device for tensor in locals_]
+        if not _fit(self._images, locals_, devices):
+            self._images = []  # what does not fit is gone before there is anything new
+            self._images = [
+                torch.empty_like(tensor, device=device)
+                for tensor, device in zip(locals_, devices, strict=True)
+            ]
         _copy(self._images, locals_)
         if self._undo is not None:
             self._spare, self._undo = self._undo, None
@@ -110,10 +118,12 @@ def _are_same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
     return len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))
 
 
-def _fit(images: list[torch.Tensor], tensors: list[torch.Tensor]) -> bool:
+def _fit(
+    images: list[torch.Tensor], tensors: list[torch.Tensor], devices: list[torch.device]
+) -> bool:
     return len(images) == len(tensors) and all(
-        (image.shape, image.dtype, image.device) == (tensor.shape, tensor.dtype, tensor.device)
-        for image, tensor in zip(images, tensors, strict=True)
+        (image.shape, image.dtype, image.device) == (tensor.shape, tensor.dtype, device)
+        for image, tensor, device in zip(images, tensors, devices, strict=True)
     )
 
 

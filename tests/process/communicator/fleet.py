@@ -1,8 +1,11 @@
-"""Several ranks as spawned processes, for tests of the communicator."""
+"""Several ranks as processes of their own, for tests of the communicator.
+
+They are forked by one warm process of the test session (`tests.warm`), as workers are by their
+nursery: importing torch in each would take longer than most of what is tested.
+"""
 
 from __future__ import annotations
 
-import multiprocessing as mp
 import queue
 import threading
 import time
@@ -12,6 +15,7 @@ from typing import Any
 
 import torch
 
+from tests import warm
 from trainmover.communicator import (
     ChannelIdentity,
     Communicator,
@@ -201,7 +205,7 @@ def run_ranks(
     **config: Any,
 ) -> list[Any]:
     """Results of `fn(rank, *arguments)` of each rank; raises with the first traceback."""
-    context = mp.get_context("spawn")
+    context = warm.context()
     with context.Manager() as manager:
         board, out = manager.dict(), context.Queue()
         options = {"machines": machines, "arguments": arguments, **config}

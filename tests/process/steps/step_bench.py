@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 import trainmover
 
 OUT = "STEP_KINDS_OUT"
+STEPS = 8
 
 
 class Bench:

@@ -16,12 +16,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from step_bench import Bench, loss_of  # beside this script, wherever it is run from
+from step_bench import STEPS, Bench, loss_of  # beside this script, wherever it is run from
 from torch import nn
 
 import trainmover
 
-STEPS = 8
 Kind = Callable[[Bench], None]
 
 # ------------------------------------------------------------------ how the model is spread
@@ -166,41 +165,6 @@ def accumulation_no_sync(bench: Bench) -> None:
             bench.note(loss)
             optimizer.step()
             optimizer.zero_grad()
-
-
-def with_closure(
-    bench: Bench, optimizer: torch.optim.Optimizer, model: nn.Module, *, is_mean: bool = False
-) -> None:
-    batches = bench.batches()
-    bench.track(model=model, optimizer=optimizer)
-    for step in bench.job.steps(STEPS):
-
-        def closure(step: Any = step) -> torch.Tensor:
-            optimizer.zero_grad()
-            loss = loss_of(model, next(batches))
-            loss.backward()
-            step.log(loss=loss)
-            bench.note(loss)
-            if is_mean:
-                # LBFGS keeps the loss in its state, which must be equal on all ranks.
-                loss = loss.detach()
-                dist.all_reduce(loss)
-            return loss
-
-        with step:
-            optimizer.step(closure)  # type: ignore[arg-type]
-
-
-def closure_adamw(bench: Bench) -> None:
-    model = bench.ddp(bench.net())
-    with_closure(bench, bench.adam(model.parameters()), model)
-
-
-def closure_lbfgs(bench: Bench) -> None:
-    model = bench.ddp(bench.net())
-    optimizer = torch.optim.LBFGS(model.parameters(), lr=1e-2, max_iter=1)
-    bench.optimizers.append(optimizer)
-    with_closure(bench, optimizer, model, is_mean=True)
 
 
 def two_optimizers(bench: Bench) -> None:

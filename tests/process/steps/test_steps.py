@@ -263,14 +263,15 @@ def test_evaluation(undisturbed: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_tail_collective(rank: int, undisturbed: Any, tmp_path: Path) -> None:
-    """State exact; the value is dropped and named."""
+    """The step is repeated and named: from the job's first on, before anybody has seen a tail."""
     expected = undisturbed("tail_collective", 2)
     faults = ";".join(f"reset@{rank}:{step}:tail1" for step in range(4))
     found = run("tail_collective", tmp_path / "swept", faults)
-    assert_identical(found, expected, may_miss=("mean",))
+    assert_identical(found, expected)
     assert len(found.faults()) == 4
     text = (found.directory / "run" / "console.jsonl").read_text()
-    assert "a collective after optimizer.step() was cut short" in text
+    assert "the update is taken back and the step repeated" in text
+    assert "dropped" not in text
     assert "step_kinds.py:" in text
 
 
@@ -285,6 +286,7 @@ def test_tail_collective(rank: int, undisturbed: Any, tmp_path: Path) -> None:
         "evaluation",
         *(pytest.param(k, marks=pytest.mark.long) for k in ("scaler_clip", "ema", "batch_norm")),
         pytest.param("log_mean", marks=pytest.mark.long),
+        pytest.param("closure_lbfgs_own", marks=pytest.mark.long),
     ],
 )
 def test_lost_process(kind: str, undisturbed: Any, tmp_path: Path) -> None:
@@ -294,6 +296,8 @@ def test_lost_process(kind: str, undisturbed: Any, tmp_path: Path) -> None:
     if kind == "gan":
         # In the first two steps one loss only: see the next test, and docs/quickstart.md.
         places = [(1, 4, "1"), (0, 5, "2"), (1, 6, "gate"), (0, 7, "tail"), (1, 8, "tail")]
+    if kind == "closure_lbfgs_own":
+        places = places[2:]  # not while DDP's buckets settle: see docs/promises.md
     faults = [f"kill@{rank}:{step}:{place}" for rank, step, place in places]
     found = run(kind, tmp_path / "lost", ";".join(faults))
     assert_identical(found, expected, may_miss=("state", "mean", "most"))

@@ -78,11 +78,12 @@ def findings(folder: Path) -> str:
 
 
 def places(kind: str, first: str, second: str) -> str:
-    """Each rank dies once: at the call, behind the gate, and where the kind has a second one."""
+    """Each rank dies once: at the job's first call, then behind a gate and where the kind has a
+    second one."""
     draw = random.Random(f"{tiny.seed()} {kind}")
     ranks = draw.sample(range(RANKS), RANKS)
-    wheres = draw.sample([first, second, "tail"], RANKS)
-    steps = (2, 4, STEPS - 1)
+    wheres = [first, *draw.sample([second, "tail"], RANKS - 1)]
+    steps = (0, 4, STEPS - 1)
     return ";".join(
         f"kill@{rank}:{step}:{where}"
         for rank, step, where in zip(ranks, steps, wheres, strict=True)

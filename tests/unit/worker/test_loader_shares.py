@@ -20,7 +20,7 @@ from torch.utils.data import (
 )
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from trainmover.errors import StateMismatch
+from trainmover.errors import ScriptError, StateMismatch
 from trainmover.worker.batches import Batches
 from trainmover.worker.loader_place import names_digest
 
@@ -87,8 +87,8 @@ def test_each_sample_once(sizes: tuple[int, ...], options: dict[str, Any]) -> No
     assert following == read_whole(sizes[-1], epoch=1, **options)
 
 
-def read_whole(size: int, epoch: int, **options: Any) -> list[int]:
-    ranks = fleet(size, **options)
+def read_whole(size: int, epoch: int, samples: int = EVEN, **options: Any) -> list[int]:
+    ranks = fleet(size, samples, **options)
     read(ranks, len(ranks[0]) * epoch)
     return read(ranks, len(ranks[0]))
 
@@ -164,6 +164,24 @@ def test_at_the_end_of_an_epoch_the_next_begins(does_drop: bool) -> None:
     seen = read(after, 4)
     assert sorted(seen) == list(range(64))
     assert [one.epoch for one in after] == [1] * 4
+
+
+@pytest.mark.parametrize("options", [{}, STATEFUL], ids=["plain", "stateful"])
+@pytest.mark.parametrize("samples", [3, 10, 32])
+def test_c54_at_the_border_of_small_epochs(samples: int, options: dict[str, Any]) -> None:
+    """Fewer samples than ranks, less than one batch each, whole batches: the next epoch begins."""
+    wanted = read_whole(4, 1, samples, **options)
+    ranks = fleet(4, samples, **options)
+    read(ranks, len(ranks[0]))
+    assert read(restarted(ranks, fleet(4, samples, **options)), len(ranks[0])) == wanted
+
+
+@pytest.mark.parametrize("samples", [3, 10])
+def test_c54_no_whole_batch_is_said(samples: int) -> None:
+    """With drop_last such an epoch has no batch at all: an error, not an endless search."""
+    for rank in fleet(4, samples, drop_last=True):
+        with pytest.raises(ScriptError, match="no batch in a whole epoch"):
+            next(rank)
 
 
 def test_ranks_that_read_the_same_part() -> None:

@@ -12,6 +12,7 @@ from trainmover.protocol.messages import Version
 from trainmover.state.inventory import Inventory
 from trainmover.state.undo import UndoSet
 from trainmover.state.value import Value
+from trainmover.worker.tail import Tail
 from trainmover.worker.tail_copy import TailCopy
 
 
@@ -100,3 +101,36 @@ def test_the_same_memory_serves_every_step() -> None:
     place.copy.drop()
     assert place.copy.size_bytes > 0
     assert place.copy._images == []
+
+
+def tail_of(kind: str = "seen", limit_mb: int = 8192, *, is_joiner: bool = False) -> Tail:
+    place: Any = Place()
+    config = SimpleNamespace(exact_tail=kind, tail_copy_limit_mb=limit_mb)
+    place.host = SimpleNamespace(is_managed=True, config=config, guard_waits=lambda leave: None)
+    place.world_size, place.step_index, place.is_shadow = 2, 0, is_joiner
+    return Tail(place)
+
+
+def pass_gate(tail: Tail) -> bool:
+    """As if every rank said what this one says. Returns whether a copy is kept."""
+    is_kept = tail.wants_copy and not tail.refuses_copy
+    tail.passed(SimpleNamespace(is_copy_kept=is_kept))  # type: ignore[arg-type]
+    return tail.copy.version is not None
+
+
+def test_the_first_tail_is_covered_before_anybody_knows_what_it_calls() -> None:
+    tail = tail_of()
+    stepper: Any = tail._stepper
+    assert [pass_gate(tail), pass_gate(tail)] == [True, True]  # two parts, or a repeated step
+    stepper.step_index = 1
+    assert not pass_gate(tail)
+    assert tail.copy._images == []
+    tail.has_collectives = True
+    assert pass_gate(tail)
+
+
+def test_who_covers_no_first_tail() -> None:
+    joiner = tail_of(is_joiner=True)
+    joiner._stepper.is_shadow = False
+    for tail in (joiner, tail_of("off"), tail_of(limit_mb=0)):
+        assert not pass_gate(tail)
