@@ -5,7 +5,7 @@ Decides nothing about layouts (`kinds`). Every wait is for something the job pub
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tests.drill.parallel.kinds import UNREPLICATED, Parallel
@@ -17,6 +17,8 @@ from trainmover.drills.undisturbed import run_undisturbed
 
 FIRST_STEP = 3
 GAP_STEPS = 3
+SLOW_FROM = 80
+READY_S = 240.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,16 +38,18 @@ class Plan:
 
 def carry_out(wanted: JobRequest, plan: Plan, folder: Path) -> JobResult:
     """One job that goes through all of `plan`, one after the other."""
-    with RunningJob(wanted, folder) as job:
+    slow = folder.parent / f"{folder.name}-slow"
+    disturbance = (*wanted.disturbance, ("PACED_SLOW", str(slow)))
+    with RunningJob(replace(wanted, disturbance=disturbance), folder) as job:
         count = 0
         job.wait_for_step(FIRST_STEP)
         for rank in plan.moved:
-            job.wait_for_standby()
+            _wait_for_standby(job, slow)
             job.switchover((job.member(rank).machine,))
             count += 1
             _wait(job, count)
         for rank in plan.killed:
-            job.wait_for_standby()
+            _wait_for_standby(job, slow)
             job.kill_machine(job.member(rank).machine)
             count += 1
             _wait(job, count)
@@ -55,6 +59,18 @@ def carry_out(wanted: JobRequest, plan: Plan, folder: Path) -> JobResult:
         result = job.wait_until_done()
         job.assert_no_leftovers()
     return result
+
+
+def _wait_for_standby(job: RunningJob, slow: Path) -> None:
+    """However long it compiles, steps are left for what comes."""
+
+    def enough() -> bool:
+        return job.ready_standbys() != [] or job.last_step() >= SLOW_FROM
+
+    job.wait_for(enough, "a standby, or half of the steps", READY_S)
+    slow.touch()
+    job.wait_for_standby(timeout_s=READY_S)
+    slow.unlink()
 
 
 def _wait(job: RunningJob, count: int) -> None:

@@ -1,7 +1,7 @@
 """An example with a pause in each step: `paced.py train_gpt --steps 200 ...`.
 
 On a fast machine the examples' small jobs would be over before a standby is ready. PACED_PAUSE_S
-is the pause; PACED_UNTIL a file that ends it.
+is the pause; PACED_UNTIL a file that ends it; PACED_SLOW one that makes it long while it is there.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ import trainmover
 
 PAUSE_S = float(os.environ.get("PACED_PAUSE_S", "0.05"))
 UNTIL = Path(os.environ.get("PACED_UNTIL", "/nonexistent"))
+SLOW = Path(os.environ.get("PACED_SLOW", "/nonexistent"))
+SLOW_S = 1.0
 
 
 def main(job: trainmover.Job) -> None:
@@ -29,7 +31,7 @@ def main(job: trainmover.Job) -> None:
     def paced(total: int) -> Iterator[Any]:
         for step in steps(total):
             if not UNTIL.exists():
-                time.sleep(PAUSE_S)
+                time.sleep(SLOW_S if SLOW.exists() else PAUSE_S)
             yield step
 
     job.steps = paced  # type: ignore[method-assign]

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import step_closures
 import torch
 import torch.distributed as dist
 from step_bench import STEPS, Bench, loss_of  # beside this script, wherever it is run from
@@ -430,7 +431,7 @@ def asserts_finite(bench: Bench) -> None:
 
 def main(job: trainmover.Job) -> None:
     bench = Bench(job)
-    kind: Kind = globals()[sys.argv[1]]
+    kind: Kind = (vars(step_closures) | globals())[sys.argv[1]]
     kind(bench)
     bench.finish()
 
