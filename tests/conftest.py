@@ -34,6 +34,11 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 )
 
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell starts what runs in the background so; interrupted children would ignore it, too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.fixture(autouse=True)
 def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail the test, by name, for every process, port or shared memory it leaves; then clean up.
