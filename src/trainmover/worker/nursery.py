@@ -300,8 +300,10 @@ def _kill_group(pid: int, number: int) -> None:
 
 
 def listen(path: str) -> socket.socket:
-    """The unix socket at `path`, in a directory only this user can enter."""
-    Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    """The unix socket at `path`, in a directory that whoever started us has made.
+
+    Raises FileNotFoundError where it is gone again: so is the job then.
+    """
     Path(path).unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(path)
@@ -312,7 +314,11 @@ def listen(path: str) -> socket.socket:
 
 def serve(path: str, options: argparse.Namespace, warm_seconds: float) -> int:
     """Be the nursery at `path` until ended."""
-    listener = listen(path)
+    try:
+        listener = listen(path)
+    except FileNotFoundError:
+        print(f"{Path(path).parent} is gone: its job ended while this started", file=sys.stderr)
+        return 1
     Nursery(listener, options.entry, options.orphan_timeout_s).serve(warm_seconds)
     Path(path).unlink(missing_ok=True)
     try:
@@ -328,7 +334,6 @@ def serve_each(options: argparse.Namespace, warm_seconds: float) -> int:
     For machines played on one host: warming up once saves seconds of every start. We end with
     whoever started us; the nurseries live on until their agents end them.
     """
-    die_with_parent()
     for path, log_path in zip(options.socket, options.log, strict=True):
         if os.fork() == 0:
             os.setsid()
@@ -354,6 +359,8 @@ def main(arguments: list[str] | None = None) -> int:
     if options.child:
         (body,) = FrameBuffer().feed(sys.stdin.buffer.read())
         become_worker(decode_request(body), options.entry, os.getppid())
+    if options.log:
+        die_with_parent()  # from now on: warming up takes seconds
     warm_seconds = 0.0 if options.cold else warm_up(options.entry)
     if options.log:
         return serve_each(options, warm_seconds)
