@@ -84,15 +84,19 @@ def on_channel_broken(state: WorkerState, event: ChannelBroken, now: Instant) ->
 
 def _tell_another(state: WorkerState, now: Instant) -> Transition:
     """One more peer is gone: nobody need wait for its report. Told once if frozen already."""
-    body = Broken(
+    sends_left = 0 if state.is_frozen else -1
+    told = post(state, _broken_of(state, now), now, sends_left)
+    return replace_reason(told, "broken already, by one more peer")
+
+
+def _broken_of(state: WorkerState, now: Instant) -> Broken:
+    return Broken(
         incarnation=state.incarnation,
         generation=state.generation,
         step=state.applied.step,
         edges=state.edges,
         detected_at_ns=now,
     )
-    sends_left = 0 if state.is_frozen else -1
-    return replace_reason(post(state, body, now, sends_left), "broken already, by one more peer")
 
 
 def on_poisoned(state: WorkerState, event: Poisoned, now: Instant) -> Transition:
@@ -160,14 +164,7 @@ def break_generation(
     command = BreakGeneration(generation=state.generation, edges=edges)
     move = Transition(moved, (command,), f"generation {state.generation} is broken")
     if is_told and not isinstance(state.main, Failed):
-        body = Broken(
-            incarnation=state.incarnation,
-            generation=state.generation,
-            step=state.applied.step,
-            edges=edges,
-            detected_at_ns=now,
-        )
-        told = post(moved, body, now)
+        told = post(moved, _broken_of(moved, now), now)
         move = Transition(told.state, move.commands + told.commands, move.reason)
     return join(move, leave_gate(move.state, now))
 
