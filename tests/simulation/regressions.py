@@ -53,9 +53,10 @@ def aimed(seed: int, *faults: Fault, machines: int = 3, steps: int = 12) -> Scen
 
 TWO_IN_THE_GATE = (_fault("kill_worker", "gate"), _fault("kill_worker", "gate", 0.6))
 TWO_IN_THE_TAIL = (_fault("kill_worker", "tail"), _fault("kill_worker", "tail", 0.6))
+AT_ONCE_IN_THE_TAIL = (_fault("kill_worker", "tail"), _fault("kill_worker", "tail"))
 PAUSED = (_fault("freeze_machine", "gate"),)
 
-SEEDS_TO_TRY = 12
+SEEDS_TO_TRY = 48
 """Within so many seeds a mutant must be found."""
 
 MUTANTS: tuple[tuple[str, tuple[Fault, ...], int, int], ...] = (
@@ -64,7 +65,7 @@ MUTANTS: tuple[tuple[str, tuple[Fault, ...], int, int], ...] = (
     ("finish", TWO_IN_THE_TAIL, 3, 5),
     ("hold", TWO_IN_THE_GATE, 3, 12),
     ("freeze_closes_gates", TWO_IN_THE_GATE, 3, 12),
-    ("report_after_tail", TWO_IN_THE_TAIL, 3, 12),
+    ("report_after_tail", AT_ONCE_IN_THE_TAIL, 4, 12),
     ("pause", PAUSED, 2, 60),
 )
 """Rule, faults, machines and steps of the world in which its absence shows."""

@@ -22,7 +22,8 @@ LATE = Fault(4.0, False, "kill_worker", 0.0, "")
 MACHINE = Fault(4.0, False, "kill_machine", 0.0, "")
 IN_THE_TAIL = Fault(4.0, False, "kill_worker", 0.0, "tail")
 IN_THE_CUT_OVER = Fault(4.2, False, "kill_worker", 0.0, "cut_over")
-LATER = Fault(6.5, False, "kill_machine", 0.0, "")
+LATER = Fault(9.0, False, "kill_machine", 0.0, "")
+"""Far enough behind the first loss that its joiner, however slow, has got its state."""
 
 
 def backed_up(seed: int, *faults: Fault, kept: int = 16) -> Scenario:

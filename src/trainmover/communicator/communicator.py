@@ -58,6 +58,8 @@ class Communicator:
         """Called on the calling thread at each collective's entry."""
         self.after_wait: Callable[[], None] | None = None
         """Called when Python code has waited for a collective; may raise."""
+        self.on_invented: Callable[[], object] = bool
+        """Called in front of invented values: by the caller, where it may raise; by a break."""
         self.on_rank_read: Callable[[], None] | None = None
         """Called when a group's rank is read."""
         self.groups: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -156,6 +158,8 @@ class Communicator:
             generation.is_broken = True
             generation.gates.close()
             generation.edges.update(dict.fromkeys(edges))
+            if generation.outstanding():
+                self.on_invented()
             self._cut_works(generation)
             payload = pack_edges(tuple(generation.edges))
             for port in generation.ports.values():
@@ -315,11 +319,11 @@ class Communicator:
                 # W1, also where an earlier attempt's taint was cleared by its undo.
                 self.tainted = self.tainted or is_running_out
         self._outbox.drain()
-        if operation is None:
-            if is_running_out:
-                answers.run_out(call, False)
-            else:
-                answers.loop_back(call)
+        if operation is None and is_running_out:
+            self.on_invented()
+            answers.run_out(call, False)
+        elif operation is None:
+            answers.loop_back(call)
         return operation
 
     @staticmethod
@@ -371,9 +375,7 @@ class Communicator:
 
     def cut_channel(self, peer: str = "") -> bool:
         """For drills: reset the connection to `peer`, to any where empty; whether there was one."""
-        was_cut = self._router.cut_channel(peer)
-        self._router.drain()
-        return was_cut
+        return self._router.cut_channel(peer)
 
     def close(self) -> None:
         """Close everything, after queued frames have left (bounded)."""

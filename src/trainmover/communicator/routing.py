@@ -217,8 +217,11 @@ class Router:
             for name in sorted(self.mesh.channels):
                 if peer in ("", name) or name.startswith(peer + "."):
                     self.mesh.channels[name].reset()
-                    return True
-        return False
+                    break
+            else:
+                return False
+        self.drain()
+        return True
 
     def stream(self, purpose: str, generation: int, peer: str, stream: socket.socket) -> None:
         """A raw stream was dialled by `peer` (called by the mesh)."""

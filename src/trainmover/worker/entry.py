@@ -140,7 +140,6 @@ class Driver:
         self._distributed.reset(lambda: runtime.start_groups(order))
         stepper = Stepper(runtime.host, order, runtime.watch)
         runtime.stepper = stepper
-        runtime.watch.on_invented = stepper.tail.invented
         job = Job(runtime.host, stepper)
         set_current(job)
         try:

@@ -148,6 +148,7 @@ class Runtime:
         """Open the link; the controller decides what this process becomes."""
         watch_environment(self.reads)
         self.communicator.observer = self.watch.observe
+        self.communicator.on_invented = self._invented
         self.communicator.on_rank_read = self.reads.note
         show_whereabouts(self)
         self.watch.is_running_out = lambda: self.host.is_running_out
@@ -290,13 +291,19 @@ class Runtime:
             self.reached("flag_set", command.flags[0])
         self._fault_at(command.step, "gate")
 
+    def _invented(self) -> None:
+        """In front of values that nobody has sent: what was there before must be known."""
+        stepper = self.stepper
+        if stepper is None:
+            return
+        if not self.engine.on_thread():
+            stepper.tail.invented()
+        elif stepper.tail.strike():
+            self.dispatch(events.TailStruck(step=stepper.version.step - 1))
+
     def _break(self, command: events.BreakGeneration) -> None:
         self.mark("detected")
         self.reached("detected", command.generation)
-        stepper = self.stepper
-        is_cut_short = stepper is not None and self.communicator.has_outstanding
-        if stepper is not None and is_cut_short and stepper.tail.strike():
-            self.dispatch(events.TailStruck(step=stepper.version.step - 1))
         self.communicator.break_generation(
             "; ".join(f"{edge.peer}: {edge.reason}" for edge in command.edges) or "told by a peer"
         )

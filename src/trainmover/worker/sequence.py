@@ -38,7 +38,6 @@ class SequenceWatch:
         self.is_undoable: Callable[[], bool] = bool
         self.last_call = ""
         self.last_invented = ""
-        self.on_invented: Callable[[], None] | None = None
         self.is_running_out: Callable[[], bool] = bool
         self.on_call: Callable[[str], None] | None = None
         self.on_early: Callable[[str], None] | None = None
@@ -60,8 +59,6 @@ class SequenceWatch:
             self.on_early(call.kind)
         if self.is_running_out():
             self.last_invented = f"{call.kind} called at {script_place()}"
-            if self.on_invented is not None:
-                self.on_invented()
             self._leave_loop()
 
     def _leave_loop(self) -> None:
@@ -73,7 +70,6 @@ class SequenceWatch:
 
     def let_go(self) -> None:
         """Hold nothing of the entry of `main` that is over."""
-        self.on_invented = None
         self.on_early = None
         self.is_undoable = bool
 

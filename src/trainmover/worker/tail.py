@@ -145,7 +145,8 @@ class Tail:
         return False
 
     def invented(self) -> None:
-        """Main thread: a collective is called that nobody will take part in. Raises StepUndone."""
+        """Thread of the call: a collective is called that nobody will take part in. Raises
+        StepUndone."""
         if self.strike():
             self._stepper.host.post(TailStruck(step=self._stepper.version.step - 1))
         self.leave()

@@ -183,7 +183,10 @@ def tensors(rank: Rank) -> Any:
         dist.isend(torch.ones(3_000_000), 1),
         dist.barrier(async_op=True),
     ]
+    announced: list[bool] = []
+    rank.communicator.on_invented = lambda: announced.append(works[-1].is_completed())
     rank.communicator.break_generation("test")
+    assert announced == [False], "once, in front of the first value"
     for work in works:
         work.wait()
     assert (results["small"] == 2).all()
@@ -191,7 +194,12 @@ def tensors(rank: Rank) -> Any:
         assert (results[name] == value).all(), name
     assert torch.isfinite(results["all_reduce"]).all()
     kept = [results[name].clone() for name in results]
+    # The caller found nothing broken a moment ago: it is told in front of the value all the same.
+    rank.communicator.on_invented = announced.clear
+    rank.communicator.observer = lambda call: announced.append(True)
     dist.all_reduce(torch.ones(3))
+    rank.communicator.observer = None
+    assert announced == []
     assert dist.recv(results["any"]) >= 0 and (results["any"] == 0).all()
     kept[-1].zero_()
     rank.sync("broken")
