@@ -10,7 +10,7 @@ import msgspec
 import typer
 
 from trainmover.cli import operator
-from trainmover.errors import ConfigError
+from trainmover.errors import ConfigError, TransportError
 from trainmover.protocol.messages import OperatorReply, SwitchoverRequest
 
 
@@ -44,7 +44,13 @@ def switchover(
         left_s = deadline - time.monotonic()
         if left_s <= 0:
             raise ConfigError(f"the switchover has not ended within {timeout_s:g} s; it goes on")
-        final = client.final_reply(request, left_s)
+        try:
+            final = client.final_reply(request, left_s)
+        except TransportError as error:
+            raise TransportError(
+                f"{error}; it had accepted the switchover: once it is restarted, `trainmover "
+                "incidents` says whether it was made"
+            ) from error
         if final is not None:
             reply = final
             show(reply, as_json=as_json)

@@ -8,12 +8,14 @@ is the same for all: the job is back with the same numbers, or it stopped with o
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
 from trainmover.drills import victims
 from trainmover.drills.harness import RunningJob
 from trainmover.drills.scenario import Scenario
+from trainmover.errors import TransportError
 from trainmover.protocol import exits
 from trainmover.protocol.phases import PHASES, Kind, Phase, Process
 
@@ -92,7 +94,9 @@ def scenario_of(death: Death) -> Scenario:
         job.wait_for_standby(STANDBYS)
         job.wait_for_step(4)
         if death.kind == "planned":
-            job.request_switchover((LEAVER,), (joiner,))
+            # A controller that dies at once takes its answer along.
+            with suppress(*((TransportError,) if death.victim == "controller" else ())):
+                job.request_switchover((LEAVER,), (joiner,))
         else:
             job.kill_machine(LEAVER)
         job.wait_for(job.struck, f"{death.phase.name} is passed by {death.passer}", 30.0)
@@ -109,6 +113,9 @@ def scenario_of(death: Death) -> Scenario:
         kinds=frozenset(
             {"planned", "respawn", "standby", "reconnect", "fresh_start", "aborted", "fresh"}
         ),
+        # What an operator has asked for ends with the controller that was asked, if it was not
+        # carried out by then.
+        must_be_told=death.kind != "planned" or death.victim != "controller",
         faults=rule(death, joiner),
         codes=LEGITIMATE_STOPS,
     )

@@ -132,6 +132,6 @@ def judge(scenario: Scenario, result: JobResult) -> list[str]:
     kinds = {incident.kind for incident in result.incidents}
     if strange := kinds - scenario.kinds:
         problems.append(f"incidents of kind {', '.join(sorted(strange))} must not occur here")
-    if scenario.kinds and not kinds and result.code == 0:
+    if scenario.kinds and scenario.must_be_told and not kinds and result.code == 0:
         problems.append("nothing happened: no incident was reported")
     return problems

@@ -32,7 +32,9 @@ class Scenario:
     machines: int = 4
     standbys: int = 1
     kinds: frozenset[str]
-    """Kinds of incident that may and, at least one of them, must occur; empty: none at all."""
+    """Kinds of incident that may occur; empty: none at all."""
+    must_be_told: bool = True
+    """Whether at least one of them must."""
     faults: str = ""
     settings: tuple[tuple[str, str], ...] = ()
     codes: frozenset[int] = frozenset({0})
