@@ -7,6 +7,7 @@ behind a checkpoint, the next one resumes from it.
 from __future__ import annotations
 
 import shutil
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -63,6 +64,22 @@ def test_killed_with_loader_workers_and_accumulation(tmp_path: Path) -> None:
     arguments = ("--workers", "2", "--accumulate", "3")
     chain(tmp_path, [7, 11, 22], *arguments, steps=30)
     assert_exact(tmp_path / "out", undisturbed(arguments, 30, 2), ranks=2, steps=30)
+
+
+@pytest.mark.long
+def test_suspended_by_a_signal_inside_an_accumulation_window(tmp_path: Path) -> None:
+    """C50: the window that is open when the signal comes is run to its end, and saved behind it."""
+    arguments = ("--workers", "2", "--accumulate", "3", *PACE)
+    for number, place in enumerate((6, 15)):
+        with RunningJob(life(tmp_path, 99, *arguments, steps=30), tmp_path / f"{number}") as job:
+            job.wait_for_step(place)
+            job.signal(signal.SIGUSR1)  # each step waits in front of its update
+            result = job.wait_until_done()
+        assert result.code == exits.SUSPENDED, result.output
+        assert len(committed(tmp_path / "checkpoints")) == number + 1
+    with RunningJob(life(tmp_path, 99, *arguments, steps=30), tmp_path / "last") as job:
+        end(job)
+    assert_exact(tmp_path / "out", undisturbed(arguments[:-2], 30, 2), ranks=2, steps=30)
 
 
 @pytest.mark.long

@@ -58,7 +58,7 @@ def advance(move: Move) -> None:
 def due_version(state: State) -> Version | None:
     """The version that is to be made durable, whether it is complete yet or not."""
     kept = state.kept
-    if kept.due is None or kept.is_void(kept.due):
+    if kept.due is None or kept.is_void(kept.due) or kept.due == kept.suspect:
         return None
     is_there = kept.durable is not None and kept.durable.version >= kept.due
     return None if is_there else kept.due
@@ -278,8 +278,8 @@ def on_committed(move: Move, body: CheckpointCommitted) -> None:
     if is_suspect and known is not None:
         durable = replace(known, number=body.number)  # the good one before stays the one to use
     kept = replace(kept, durable=durable, failure="", failures=0)
-    if is_suspect and kept.due == body.version:
-        kept = replace(kept, due=None)
+    if is_suspect:
+        kept = replace(kept, suspect=body.version)
     keep(move, replace(kept, writing=None if is_current else writing))
     move.because(f"checkpoint {body.number} of step {body.version.step} is durable")
     advance(move)

@@ -127,16 +127,48 @@ def check_completed(move: Move, phase: Completing) -> None:
     """All workers with a rank have ended by themselves, or had time enough: agents may go."""
     if move.state.failure is not None:
         return  # code behind the loop has raised; its grace time ends the job
-    left = [name for name in lookup.member_names(move.state) if name in move.state.workers]
+    left = [name for name in lookup.member_names(move.state) if _is_awaited(move, name)]
     if left and move.now < phase.deadline:
         return
-    if phase.saves_until is not None and _is_saving(move, phase):
-        return
-    if not phase.is_stopped:
-        stop(move, exits.COMPLETED, exits.REASONS[exits.COMPLETED])
-        return
-    code, reason = how_stopped(move.state)
+    if phase.saves_until is not None:
+        _want_last(move)
+        if _is_saving(move, phase):
+            return
+    code, reason = how_stopped(move.state) if phase.is_stopped else _how_completed(move.state)
     stop(move, code, reason)
+
+
+def _want_last(move: Move) -> None:
+    """What is due is the state that the job ends with, if what was due before can't be had."""
+    kept, state = move.state.kept, move.state
+    whole = shelf.complete_versions(state)
+    last = next((version for version in whole if version.step == state.step), None)
+    if last is None or kept.writing is not None or checkpoints.due_version(state) in whole:
+        return
+    if last != kept.suspect and (kept.durable is None or kept.durable.version < last):
+        shelf.keep(move, replace(kept, due=last))
+
+
+def _is_awaited(move: Move, name: str) -> bool:
+    worker = move.state.workers.get(name)
+    if worker is None:
+        return False
+    machine = move.state.machines.get(worker.machine)
+    return machine is None or not machine.is_lost
+
+
+def _how_completed(state: State) -> tuple[int, str]:
+    """Exit code and reason of a job that has done all its steps."""
+    kept = state.kept
+    if not kept.keeping.checkpoint.is_on or state.step == 0 or _is_saved(state):
+        return exits.COMPLETED, exits.REASONS[exits.COMPLETED]
+    if kept.suspect is not None and kept.suspect.step == state.step:
+        text = "the checkpoint of its last state is marked suspect, its loss was in doubt"
+        return exits.COMPLETED, f"{exits.REASONS[exits.COMPLETED]}; {text}"
+    newest = "there is none" if kept.durable is None else f"the newest is {kept.durable.name}"
+    missed = f"; last failure: {kept.failure}" if kept.failure else ""
+    text = f"completed, but step {state.step}, its last, is in no checkpoint ({newest}{missed})"
+    return exits.NOT_SAVED, text
 
 
 def how_stopped(state: State) -> tuple[int, str]:

@@ -80,9 +80,9 @@ def complete(move: Move, step: int, *, is_stopped: bool) -> None:
 
 
 def completing(move: Move, *, is_stopped: bool) -> Completing:
-    """The phase behind COMPLETE; a job that was stopped is to be resumable if it can be."""
+    """The phase behind COMPLETE; with checkpoints, the state that the job ends with becomes one."""
     config = move.state.config
-    does_save = is_stopped and move.state.kept.keeping.checkpoint.is_on
+    does_save = move.state.kept.keeping.checkpoint.is_on
     return Completing(
         is_stopped=is_stopped,
         deadline=move.in_(config.complete_timeout_s),

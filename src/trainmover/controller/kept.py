@@ -146,6 +146,8 @@ class Kept:
     number: int = 0
     """Highest checkpoint number given out."""
     durable: Durable | None = None
+    suspect: Version | None = None
+    """Newest one that is durable and marked suspect: it counts for nothing, nor is it due again."""
     on_disk: Durable | None = None
     """Newest one of which each machine has its part on its own disk."""
     disk_failure: str = ""

@@ -299,17 +299,25 @@ def check_failure(move: Move) -> None:
 
 
 def check_silence(move: Move) -> None:
-    """Machines and processes that have been silent or stopped for too long."""
-    if isinstance(move.state.phase, Finishing | Completing | Ending | Ended):
+    """Machines and processes that have been silent or stopped for too long.
+
+    Behind the loop nobody is replaced any more, but a machine that is silent is not waited for.
+    """
+    if isinstance(move.state.phase, Ending | Ended):
         return
-    for name in sorted(move.state.workers, key=lookup.natural_order):
-        worker = move.state.workers[name]
-        if worker.role in {"member", "standby"} and pool.is_stopped(move, worker):
-            limit = move.state.config.stopped_limit_s
-            worker_ended_by_us(move, name, f"its process was stopped for {limit:g} s")
+    if not isinstance(move.state.phase, Finishing | Completing):
+        _check_stopped(move)
     for name in sorted(move.state.machines, key=lookup.natural_order):
         if _is_silent(move, name):
             machine_lost(move, name)
+
+
+def _check_stopped(move: Move) -> None:
+    limit = move.state.config.stopped_limit_s
+    for name in sorted(move.state.workers, key=lookup.natural_order):
+        worker = move.state.workers[name]
+        if worker.role in {"member", "standby"} and pool.is_stopped(move, worker):
+            worker_ended_by_us(move, name, f"its process was stopped for {limit:g} s")
 
 
 def _is_silent(move: Move, name: str) -> bool:

@@ -22,6 +22,8 @@ START_FAILED: Final = 10
 """Workers did not come up or did not form the first generation in time."""
 SUSPENDED: Final = 11
 """Stopped on request with its last state in a checkpoint: started again, it goes on from there."""
+NOT_SAVED: Final = 12
+"""All steps are done, and the state behind the last one is in no checkpoint."""
 INTERRUPTED: Final = 130
 
 REASONS: Final[dict[int, str]] = {
@@ -37,5 +39,6 @@ REASONS: Final[dict[int, str]] = {
     STOPPED_BY_OPERATOR: "stopped by the operator",
     START_FAILED: "the job did not start",
     SUSPENDED: "suspended: its last state is in a checkpoint",
+    NOT_SAVED: "completed, but its last state is in no checkpoint",
     INTERRUPTED: "interrupted",
 }

@@ -58,6 +58,7 @@ def start(process: Process, step: int) -> None:
     scenario = process.world.scenario
     if step >= scenario.steps:
         mine.is_complete = True
+        memory.take_last(process, process.life.applied)
         process.later(0.001, lambda: _ask_gate(process, mine, flags.FINISH))
         return
     process.later(scenario.step_s, lambda: _computed(process, mine))

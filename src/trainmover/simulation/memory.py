@@ -33,6 +33,9 @@ PORT = 7
 SLOTS = 2
 FAILURE = "the disk is full"
 NEVER = Version(step=-1)
+CHECKPOINT = 2
+"""Level from which a snapshot is to be made durable."""
+LAST = 3
 
 
 @dataclass
@@ -54,10 +57,15 @@ class Slots:
     slots: list[Slot] = field(default_factory=lambda: [Slot() for _ in range(SLOTS)])
 
     def take(self, taken: Slot, *, does_wait: bool) -> bool:
-        """Into a free slot, else over the oldest; False: that is still needed, and waited for."""
+        """Into a free slot, else over the oldest; False: that is still needed, and waited for.
+
+        A job's last word takes the newer one's place, as with a real worker.
+        """
         free = [index for index, slot in enumerate(self.slots) if slot.version is None]
-        if not free and does_wait:
+        if not free and does_wait and taken.level < LAST:
             return False
+        if not free and does_wait:
+            free = [max(range(SLOTS), key=lambda index: self.slots[index].version or NEVER)]
         oldest = min(range(SLOTS), key=lambda index: self.slots[index].version or NEVER)
         self.slots[free[0] if free else oldest] = taken
         return True
@@ -296,6 +304,15 @@ def take(process: Process, version: Version, level: int, *, is_suspect: bool) ->
         process.host.from_worker(process, failed)
         return
     process.host.from_worker(process, _taken(process, version, level, is_suspect=is_suspect))
+
+
+def take_last(process: Process, version: Version) -> None:
+    """Behind the loop: what the job ends with is to be in a checkpoint."""
+    taken = any(
+        slot.version == version and slot.level >= CHECKPOINT for slot in process.slots.slots
+    )
+    if process.world.scenario.keeps_checkpoints and version.step > 0 and not taken:
+        take(process, version, LAST, is_suspect=False)
 
 
 def _taken(process: Process, version: Version, level: int, *, is_suspect: bool) -> SnapshotTaken:

@@ -122,6 +122,8 @@ def _illegitimate(world: World, code: int) -> str:
             lost = len(world.losses) * scenario.workers_per_machine
             is_excused = lost >= len(missing)
             return "" if is_excused else f"ranks {sorted(missing)} never finished"
+        case exits.NOT_SAVED:
+            return "" if scenario.keeps_checkpoints else "nothing was to be saved"
         case exits.SCRIPT_FAILED:
             return "" if world.has_script_failed else "the script did not fail"
         case exits.STOPPED_BY_OPERATOR | exits.SUSPENDED:

@@ -107,10 +107,15 @@ class Scenario:
         return int(self.snapshot_every > 0 and (step + 1) % self.snapshot_every == 0)
 
     @property
+    def keeps_checkpoints(self) -> bool:
+        """Whether snapshots are made durable."""
+        return self.checkpoint_every > 0 and self.snapshot_every > 0
+
+    @property
     def settings(self) -> tuple[tuple[str, str], ...]:
         """The job's, as far as deciders read them."""
         cadence = f"every {self.snapshot_every} steps" if self.snapshot_every else "never"
-        directory = "/checkpoints" if self.checkpoint_every and self.snapshot_every else ""
+        directory = "/checkpoints" if self.keeps_checkpoints else ""
         local = "/local" if directory and self.has_disks else ""
         return (
             ("snapshot.cadence", cadence),

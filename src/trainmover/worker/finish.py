@@ -25,6 +25,7 @@ class FinishGate:
         Raises: Left, Reentered, Halted.
         """
         stepper = self._stepper
+        stepper.snapshots.take_last()
         try:
             while True:
                 order = self._enter()

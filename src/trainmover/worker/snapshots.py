@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from trainmover.errors import SnapshotSkipped, StateMismatch, TrackError
-from trainmover.protocol.messages import LossAlarm, SnapshotFailed, SnapshotTaken
+from trainmover.protocol.messages import LossAlarm, SnapshotFailed, SnapshotTaken, Version
 from trainmover.protocol.snapshot_image import (
     HEADER_BYTES,
     ImageDescription,
@@ -26,12 +26,15 @@ from trainmover.protocol.snapshot_image import (
 from trainmover.state.manifest import StateManifest
 from trainmover.state.snapshot import ReadEntry, image_entries, load_entries
 from trainmover.worker.personal import Personal, decode, encode
+from trainmover.worker.snapshot_slots import DURABLE, EMERGENCY
 
 if TYPE_CHECKING:
     from trainmover.worker.snapshot_slots import SnapshotSlots
     from trainmover.worker.stepper import Stepper
 
 NONE: Final = 0
+LAST: Final = EMERGENCY
+"""Level of the snapshot that a job ends with: nothing newer will come in its place."""
 
 
 class SharedLeaves(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,6 +63,8 @@ class Snapshots:
     def __init__(self, stepper: Stepper) -> None:
         self._stepper = stepper
         self._asked = NONE
+        self._last: tuple[Version, bool] | None = None
+        """Version of the last one taken, and whether a checkpoint was to come of it."""
         self._is_suspect = False
         self._values: tuple[tuple[str, str], ...] = ()
         self._told: set[type[Exception]] = set()
@@ -112,6 +117,18 @@ class Snapshots:
 
     # ------------------------------------------------------------------ taking
 
+    def take_last(self) -> None:
+        """Behind the loop, at its boundary: what the job ends with is saved, whatever the cadence.
+
+        Not where it has been for this version, as in front of a finish gate that is repeated.
+        """
+        stepper, side = self._stepper, self._stepper.host.snapshots
+        if side is None or stepper.is_shadow or not side.keeping.checkpoint.is_on:
+            return
+        if stepper.version.step > 0 and self._last != (stepper.version, True):
+            self.ask(LAST, is_suspect=self.is_loss_doubted)
+            self.take_if_asked()
+
     def take_if_asked(self) -> None:
         """At a boundary that has been captured."""
         stepper = self._stepper
@@ -128,6 +145,7 @@ class Snapshots:
         except (SnapshotSkipped, TrackError, OSError) as error:
             self._failed(error)
             return
+        self._last = (stepper.version, level >= DURABLE)
         stepper.host.snapshots.taken(taken)
         stepper.host.tell(taken)
         if stepper.rank == 0 and (news := stepper.host.snapshots.news(taken.incarnation)):

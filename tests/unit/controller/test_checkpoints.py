@@ -208,6 +208,55 @@ def test_a_stop_whose_state_can_not_be_saved_ends_all_the_same() -> None:
     assert stage.ended is not None and stage.ended.code == 9
 
 
+def finished(stage: Stage, *, level: int) -> None:
+    """All ranks have run step 3, the last, and its snapshot is held at `level`."""
+    hold(stage, at(3), level=level)
+    for member in stage.members():
+        stage.actors[member.incarnation].version = at(3)
+    stage.finish()
+
+
+def test_the_end_of_a_job_becomes_a_checkpoint_whatever_the_cadence() -> None:
+    stage = sharded(settings=DURABLE)
+    settle(stage)
+    finished(stage, level=1)
+    stage.wait(1)
+    assert stage.phase == "Completing" and stage.ended is None
+    for _ in range(4):
+        for name in ("m0", "m1", "m2", "m3"):
+            if name in stage.state.kept.writing.busy:
+                answer(stage, name)
+    commit(stage)
+    stage.wait(3)
+    assert stage.ended is not None and stage.ended.code == 0
+
+
+def test_a_job_whose_end_is_in_no_checkpoint_says_so() -> None:
+    stage = sharded(settings=DURABLE)
+    settle(stage)
+    stage.finish()
+    stage.wait(20)
+    assert stage.ended is not None and stage.ended.code == 12
+    assert "is in no checkpoint (there is none" in stage.ended.reason
+
+
+def test_the_end_does_not_wait_for_a_silent_machine() -> None:
+    stage = sharded(settings=(*DURABLE, ("checkpoint.parallel_machines_share", "1.0")))
+    settle(stage)
+    finished(stage, level=3)
+    stage.wait(1)
+    stage.dead.add("m1")  # stopped: its link stays
+    stage.wait(12)
+    assert {o.ranks for n, o in sent(stage, m.WriteCheckpoint) if n == "m1"} == {(1,)}
+    for _ in range(4):
+        for name in ("m0", "m2", "m3"):
+            if name in stage.state.kept.writing.busy:
+                answer(stage, name)
+    commit(stage)
+    stage.wait(12)
+    assert stage.ended is not None and stage.ended.code == 0, "a copy was written by another"
+
+
 def test_when_every_machine_is_about_to_go_the_job_is_suspended() -> None:
     stage = sharded(settings=DURABLE)
     settle(stage)
