@@ -10,13 +10,14 @@ FIRST ?= 0
 TESTS ?= tests
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help venv demo test test-all check sim docs clean
+.PHONY: help venv demo test test-all lint compiled check sim docs clean
 
 help:
 	@echo "make demo    train a small GPT, switch one machine over, kill another, compare every number"
 	@echo "make test    every test, a few minutes per tier (TESTS=tests/unit for a part)"
 	@echo "make test-all  also those marked long: death at every phase, baselines"
-	@echo "make check   ruff, mypy, import contracts, house lints, unit and policy tests"
+	@echo "make lint    ruff, mypy, import contracts, house lints"
+	@echo "make check   that, and unit and policy tests: before every commit"
 	@echo "make sim     simulate the deciders (SEEDS=1000 FIRST=0)"
 	@echo "make docs    render the pages that are generated from code"
 	@echo "make venv    only set up .venv"
@@ -31,18 +32,24 @@ $(STAMP): pyproject.toml constraints.txt tools/make_venv.sh
 demo: $(STAMP)
 	@$(BIN)/trainmover demo
 
-test: $(STAMP)
+test: compiled
 	@$(BIN)/python -m pytest -m "not long" $(TESTS)
 
-test-all: $(STAMP)
+test-all: compiled
 	@$(BIN)/python -m pytest $(TESTS)
 
-check: $(STAMP)
+# Each job of a test starts half a dozen processes: they must not compile this tree each.
+compiled: $(STAMP)
+	@$(BIN)/python -m compileall -q src tests
+
+lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tools/tidy.py
+
+check: lint
 	$(BIN)/python -m pytest -q tests/unit tests/policy
 
 sim: $(STAMP)

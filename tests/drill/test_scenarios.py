@@ -30,7 +30,7 @@ def _marked(scenario: Scenario) -> object:
     return pytest.param(scenario, id=scenario.name, marks=marks)
 
 
-@pytest.mark.parametrize("scenario", map(_marked, SCENARIOS))
+@pytest.mark.parametrize("scenario", [*map(_marked, SCENARIOS)])
 def test_the_numbers_are_those_of_the_undisturbed_run(scenario: Scenario, tmp_path: Path) -> None:
     seed = tiny.seed()
     print(f"{tiny.SEED_VARIABLE}={seed}")

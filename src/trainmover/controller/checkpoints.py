@@ -58,7 +58,8 @@ def advance(move: Move) -> None:
 def due_version(state: State) -> Version | None:
     """The version that is to be made durable, whether it is complete yet or not."""
     kept = state.kept
-    if kept.due is None or kept.is_void(kept.due) or kept.due == kept.suspect:
+    is_over = kept.due in (kept.suspect, kept.given_up)
+    if kept.due is None or is_over or kept.is_void(kept.due):
         return None
     is_there = kept.durable is not None and kept.durable.version >= kept.due
     return None if is_there else kept.due
@@ -374,9 +375,7 @@ def _has_lost_a_disk(state: State, writing: Writing) -> bool:
 
 def _give_up(move: Move, writing: Writing, reason: str) -> None:
     _miss(move, writing, reason)
-    kept = move.state.kept
-    if kept.due == writing.version:
-        keep(move, replace(kept, due=None))
+    keep(move, replace(move.state.kept, given_up=writing.version))
 
 
 def _miss(move: Move, writing: Writing, reason: str) -> None:

@@ -57,7 +57,7 @@ def _keep_aside(move: Move, phase: Ending) -> bool:
     usual_s = max(LEAST_SAVE_S, 3 * kept.save_s)
     left_s = fitting.time_left_s(move.state, move.now)
     until = move.in_(usual_s if left_s is None else min(usual_s, left_s))
-    shelf.keep(move, replace(kept, due=version))
+    shelf.keep(move, replace(kept, due=version, given_up=None))
     move.enter(replace(phase, saves_until=until, deadline=until))
     for name in lookup.member_names(move.state):
         move.tell(name, StopNow(term=move.state.term, code=phase.code, reason=phase.reason))
@@ -145,7 +145,7 @@ def _want_last(move: Move) -> None:
     last = next((version for version in whole if version.step == state.step), None)
     if last is None or kept.writing is not None or checkpoints.due_version(state) in whole:
         return
-    if last != kept.suspect and (kept.durable is None or kept.durable.version < last):
+    if last not in (kept.suspect, kept.given_up) and not _is_saved(state):
         shelf.keep(move, replace(kept, due=last))
 
 

@@ -148,6 +148,8 @@ class Kept:
     durable: Durable | None = None
     suspect: Version | None = None
     """Newest one that is durable and marked suspect: it counts for nothing, nor is it due again."""
+    given_up: Version | None = None
+    """Newest one that could not be made durable in as many tries as there are: the next is due."""
     on_disk: Durable | None = None
     """Newest one of which each machine has its part on its own disk."""
     disk_failure: str = ""

@@ -137,7 +137,7 @@ def on_held(move: Move, body: SnapshotsHeld) -> None:
     due = kept.due
     if newest is not None and body.level >= CHECKPOINT and not kept.is_void(newest):
         waits = due is not None and (kept.durable is None or kept.durable.version < due)
-        waits = waits and due != kept.suspect
+        waits = waits and due not in (kept.suspect, kept.given_up)
         is_doubted = any(held.is_suspect for held in body.held if held.version == newest)
         # A suspect one never takes the place of a good one that is not durable yet.
         if due is None or (due < newest and not (waits and is_doubted)):

@@ -27,6 +27,8 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 import trainmover
 
 WIDTH = 24
+HURRY = Path(os.environ.get("TRAINMOVER_FAULT_MARKS", "/nonexistent")) / "hurry"
+"""There once nobody strikes any more: no pauses between the steps from then on."""
 
 
 class Momentum(torch.optim.Optimizer):
@@ -128,7 +130,7 @@ def train(job: trainmover.Job, args: argparse.Namespace) -> None:
     for step in job.steps(args.steps):
         die.step = step.index
         with step:
-            time.sleep(args.sleep)
+            time.sleep(0.0 if HURRY.exists() else args.sleep)
             inputs, targets = next(batches)
             die("forward")
             loss = nn.functional.mse_loss(model(inputs), targets)

@@ -12,6 +12,7 @@ import pytest
 from tests.process.snapshots.jobs import assert_identical, sharded, wait_for_checkpoint
 
 from trainmover.drills.harness import RunningJob
+from trainmover.protocol import exits
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -68,7 +69,8 @@ def test_a_place_that_is_no_directory_is_said_and_training_goes_on(tmp_path: Pat
         )
         result = job.wait_until_done()
         job.assert_no_leftovers()
-    assert result.code == 0, result.output
+    assert result.code == exits.NOT_SAVED, result.output
+    assert "step 40, its last, is in no checkpoint (there is none" in result.output
     assert_identical(result, wanted, tmp_path)
 
 

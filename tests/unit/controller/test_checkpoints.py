@@ -116,6 +116,9 @@ def test_a_failed_write_is_tried_again_and_then_given_up_while_training_goes_on(
     missed = stage.recorded(journal.CheckpointMissed)
     assert len(missed) == 3 and "disk full" in missed[0].reason
     assert "disk full" in controller.status(stage.state, stage.now).checkpoint_state
+    hold(stage, at(2), level=2)
+    stage.wait(3)
+    assert stage.state.kept.writing is None, "enough is enough"
     hold(stage, at(2), at(5), level=2)
     stage.wait(1)
     assert sent(stage, m.WriteCheckpoint)[-1][1].version == at(5), "the next one is due"
@@ -238,6 +241,23 @@ def test_a_job_whose_end_is_in_no_checkpoint_says_so() -> None:
     stage.wait(20)
     assert stage.ended is not None and stage.ended.code == 12
     assert "is in no checkpoint (there is none" in stage.ended.reason
+
+
+def test_an_end_that_can_not_be_saved_is_tried_a_few_times() -> None:
+    stage = sharded(settings=DURABLE)
+    settle(stage)
+    finished(stage, level=3)
+    while stage.ended is None:
+        writing_now = stage.state.kept.writing
+        for name in writing_now.busy if writing_now is not None else ():
+            failed = m.CheckpointFailed(
+                machine=name, number=writing_now.number, version=at(3), reason="disk full"
+            )
+            stage.agent(name, failed)
+        stage.wait(0.5)
+        hold(stage, at(3), level=3)
+        assert len(stage.recorded(journal.CheckpointBegun)) <= 3
+    assert stage.ended.code == 12 and "disk full" in stage.ended.reason
 
 
 def test_the_end_does_not_wait_for_a_silent_machine() -> None:
