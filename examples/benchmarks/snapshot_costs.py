@@ -25,10 +25,12 @@ from torch._C._distributed_c10d import HashStore
 from trainmover.checkpoint.shard_state import RankState
 from trainmover.checkpoint.store import open_store
 from trainmover.checkpoint.writer import write_rank
+from trainmover.daemons.own_disks import OwnDisk
 from trainmover.edges.snapshot_client import Holder, fetching, give
 from trainmover.edges.snapshot_server import SnapshotServer
 from trainmover.edges.snapshot_store import Kept, SnapshotStore
 from trainmover.protocol.messages import JobSpec, SnapshotTaken, Version
+from trainmover.topology.keeping import Keeping
 from trainmover.worker import orders
 from trainmover.worker.plain import PlainHost
 from trainmover.worker.sequence import SequenceWatch
@@ -148,7 +150,8 @@ def peer(kept: Kept, rounds: int) -> None:
     """To another agent's memory through a socket, and back."""
     for number in range(rounds):
         store = SnapshotStore()
-        server = SnapshotServer("127.0.0.1", store, lambda: SECRET, lambda: None, LIMIT_S)
+        disk = OwnDisk("m0", Keeping)
+        server = SnapshotServer("127.0.0.1", store, lambda: SECRET, lambda: None, LIMIT_S, disk)
         holder = Holder(host="127.0.0.1", port=server.port, secret=SECRET, limit_s=LIMIT_S)
         started = time.perf_counter()
         give(holder, kept)

@@ -30,6 +30,7 @@
     |       +-- StorageDenied          no permission, or a read-only file system
     |       +-- StorageVanished        the directory has gone
     |       +-- StorageHung            no answer before the deadline
+    |       +-- DiskLost               another machine's own disk can't be read any more
     +-- RecordingError         a recording can't be read, or belongs to something else
     +-- RehearsalMismatch      a standby called another collective than its role's recording has
     +-- RehearsalRefused       a standby's script touched what belongs to the live job
@@ -161,6 +162,10 @@ class StorageVanished(StorageFailed):
 
 class StorageHung(StorageFailed):
     """The storage gave no answer before the deadline."""
+
+
+class DiskLost(StorageFailed):
+    """Another machine's own disk can't be read: its agent gives no answer, or is gone."""
 
 
 class RecordingError(TrainMoverError):

@@ -55,14 +55,14 @@ def chain(folder: Path, places: list[int], *arguments: str, steps: int) -> None:
 def test_killed_at_the_corners_of_epochs(tmp_path: Path) -> None:
     """C42, C44, C57, C61: mid-epoch, last batch, end of an epoch, second epoch."""
     steps = 2 * PER_EPOCH + 4
-    chain(tmp_path, [15, PER_EPOCH - 1, PER_EPOCH, PER_EPOCH + 1, 50], steps=steps)
+    chain(tmp_path, [15, PER_EPOCH - 1, PER_EPOCH, PER_EPOCH + 1], steps=steps)
     assert_exact(tmp_path / "out", undisturbed((), steps, 2), ranks=2, steps=steps)
 
 
 def test_killed_with_loader_workers_and_accumulation(tmp_path: Path) -> None:
     """C46, C50: three batches a step, so that an epoch ends inside of one."""
     arguments = ("--workers", "2", "--accumulate", "3")
-    chain(tmp_path, [7, 11, 22], *arguments, steps=30)
+    chain(tmp_path, [11, 22], *arguments, steps=30)
     assert_exact(tmp_path / "out", undisturbed(arguments, 30, 2), ranks=2, steps=30)
 
 

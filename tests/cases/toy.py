@@ -30,6 +30,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import trainmover
 
+HURRY = Path(os.environ.get("TRAINMOVER_FAULT_MARKS", "/nonexistent")) / "hurry"
 SAMPLES = 1000
 WORDS = 32
 WIDTH = 16
@@ -164,7 +165,7 @@ def main(job: trainmover.Job) -> None:
                 for _ in range(args.accumulate)
             ]
             total = torch.stack([loss for _, loss in parts]).sum()
-            time.sleep(args.pace)
+            time.sleep(0.0 if HURRY.exists() else args.pace)
             step.log(loss=total + args.drift)
             scaler.step(optimizer)
             scaler.update()

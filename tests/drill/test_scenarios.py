@@ -20,9 +20,12 @@ COVERED_ELSEWHERE = frozenset(
         "drain_one_machine",
         "back_to_back",
         "return_as_standby",
+        "kill_agent",  # tests/process/snapshots: a lost agent costs no snapshot
+        "reset_connection",  # tests/process/steps: at every collective
+        "stop_worker",  # tests/process/hangs
     }
 )
-"""What these do, `tests/process/drills` and the other scenarios do in every run."""
+"""What these do, `tests/process` and the other scenarios do in every run."""
 
 
 def _marked(scenario: Scenario) -> object:

@@ -54,6 +54,9 @@ class Asked:
     """A place to restore from was given: nothing there is an error, not a fresh start."""
     allows_suspect: bool = False
     """Take one that may be poisoned if there is no other."""
+    left: tuple[tuple[int, int], ...] = ()
+    """Step and generation of each way back of that run: what lies behind the step and has a lineage
+    below the generation was left, and is never taken."""
     allows_fresh_start: bool = False
     """Start from zero although broken checkpoints are there."""
 
@@ -150,6 +153,8 @@ def _groups(found: Sequence[Found], asked: Asked) -> list[list[Found]]:
         if asked.step is not None and manifest.step != asked.step:
             continue
         if asked.run_id and manifest.run_id != asked.run_id:
+            continue
+        if any(manifest.step > step and manifest.lineage < line for step, line in asked.left):
             continue
         groups.setdefault(
             (manifest.run_id, order_key(manifest)[:3], fingerprint(manifest)), []

@@ -106,6 +106,12 @@ def side_file(rank: int) -> str:
     return f"rank-{rank:05d}.msgpack"
 
 
+def rank_of(name: str) -> int | None:
+    """Rank whose file it is; None for a manifest and for what is not ours."""
+    found = _SHARD.fullmatch(name)
+    return int(name.removeprefix("rank-").split(".")[0]) if found is not None else None
+
+
 def partial_name(name: str) -> str:
     """Where `name` is written before it is renamed; no two calls give the same."""
     return f"{name}.tmp-{os.urandom(4).hex()}"

@@ -4,14 +4,15 @@ Decides which directories are tiers and how deep a look goes. `choice` decides w
 checksums find something broken that sizes did not show, it is asked again. A tier that gives no
 answer is left out as long as another one has what is needed.
 
-Machines' disks are looked at as far as they can be seen from here: all of them where one host plays
-all machines, else this host's.
+Machines' disks are looked at where they can be seen from here, all of them where one host plays all
+machines; those of other hosts are stores that their agents serve (`remote_disk`).
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ from trainmover.checkpoint.bounded import LOAD_LIMITS, Limits, Relay, Watch, bou
 from trainmover.checkpoint.choice import Asked, Choice, Found, Passed, choose, fingerprint
 from trainmover.checkpoint.failures import named
 from trainmover.checkpoint.reader import Checkpoint, Damage
+from trainmover.checkpoint.remote_disk import RemoteDisk
 from trainmover.checkpoint.store import Store, open_store
 from trainmover.checkpoint.survey import Committed, read_manifest, survey
 from trainmover.errors import (
@@ -29,16 +31,21 @@ from trainmover.errors import (
     ConfigError,
     ManifestMissing,
     NothingToRestore,
-    StorageHung,
+    StorageFailed,
 )
 from trainmover.topology.keeping import CheckpointConfig
 
+A = TypeVar("A")
 T = TypeVar("T")
 
 LOOKS: Final = 5
 """How often a choice is begun anew because a running job has pruned what was being read."""
+AT_ONCE: Final = 32
+"""Tiers that are looked at side by side."""
 DURABLE: Final = "durable"
 """Tier that every machine reaches."""
+EVERYTHING: Final = "everything"
+"""Name of what is passed over where a tier as a whole has given no answer."""
 _Seen = tuple[list[Found], list[Passed]]
 
 
@@ -55,18 +62,26 @@ def open_disk(config: CheckpointConfig, machine: str) -> Store:
     return open_store(Path(config.local_directory) / folder)
 
 
-def open_tiers(config: CheckpointConfig, machine: str = "") -> dict[str, Store]:
+def open_tiers(
+    config: CheckpointConfig, machine: str = "", others: Mapping[str, Store] | None = None
+) -> dict[str, Store]:
     """All tiers that can be seen from here, those to be read first in front.
 
     Args:
         config: Of the job.
         machine: Whose process asks; its own disk comes first.
+        others: Disks of other machines, read behind those that are here.
     Raises: ConfigError.
     """
+    here = {disk_name(name): disk for name, disk in open_disks(config, machine).items()}
+    return {**here, **(others or {}), DURABLE: open_store(config.directory)}
+
+
+def open_disks(config: CheckpointConfig, machine: str = "") -> dict[str, Store]:
+    """Directories of the local tier that are here, that of `machine` first. Raises ConfigError."""
     seen = _machines_seen(config)
     own = [machine] if machine in seen else []
-    disks = {disk_name(name): open_disk(config, name) for name in (*own, *seen)}
-    return {**disks, DURABLE: open_store(config.directory)}
+    return {name: open_disk(config, name) for name in (*own, *seen)}
 
 
 def _machines_seen(config: CheckpointConfig) -> list[str]:
@@ -172,17 +187,21 @@ def _look_through(stores: Mapping[str, Store], patience: _Patience) -> _Seen:
     found: list[Found] = []
     rejected: list[Passed] = []
     failures: list[CheckpointError] = []
-    for tier, store in stores.items():
+
+    def seen(tier: str) -> tuple[list[Found], list[Passed]] | CheckpointError:
+        store = stores[tier]
         try:
-            here, bad = patience.spend(
-                partial(look, tier, store), f"looking through {store.location}"
-            )
+            return patience.spend(partial(look, tier, store), f"looking through {store.location}")
         except CheckpointError as error:
-            failures.append(error)
-            rejected.append(Passed(name="everything", tier=tier, reason=str(error)))
+            return error
+
+    for tier, result in zip(stores, side_by_side(seen, list(stores)), strict=True):
+        if isinstance(result, CheckpointError):
+            failures.append(result)
+            rejected.append(Passed(name=EVERYTHING, tier=tier, reason=str(result)))
             continue
-        found += here
-        rejected += bad
+        found += result[0]
+        rejected += result[1]
     if failures and len(failures) == len(stores):
         raise failures[0]
     return found, rejected
@@ -213,20 +232,33 @@ def _broken(
     stores: Mapping[str, Store], chosen: Choice, patience: _Patience
 ) -> dict[tuple[str, str], str]:
     """Tier and file of each chosen file that differs from its checksum, or can't be read."""
-    broken: dict[tuple[str, str], str] = {}
-    for tier in chosen.tiers():
+
+    def verified(tier: str) -> dict[tuple[str, str], str]:
         mine = {path for path, source in chosen.sources if source == tier}
         work = partial(_verify, stores[tier], chosen, mine)
         try:
             damages = patience.spend(work, f"reading {chosen.name} on {stores[tier].location}")
-        except StorageHung as error:
-            broken.update({(tier, path): str(error) for path in mine})
-            continue
-        broken.update({(tier, damage.path): damage.reason for damage in damages})
+        except StorageFailed as error:
+            return {(tier, path): str(error) for path in mine}
+        return {(tier, damage.path): damage.reason for damage in damages}
+
+    broken: dict[tuple[str, str], str] = {}
+    for result in side_by_side(verified, chosen.tiers()):
+        broken.update(result)
     return broken
 
 
+def side_by_side(work: Callable[[A], T], items: Sequence[A]) -> list[T]:
+    """Results of `work`, in order; machines' disks are read at the same time."""
+    if len(items) < 2:
+        return [work(item) for item in items]
+    with ThreadPoolExecutor(min(len(items), AT_ONCE), "checkpoint-tier") as pool:
+        return list(pool.map(work, items))
+
+
 def _verify(store: Store, chosen: Choice, paths: set[str], watch: Watch) -> Sequence[Damage]:
+    if isinstance(store, RemoteDisk):
+        return store.check(chosen.name, paths, watch)
     committed = Committed(name=chosen.name, manifest=chosen.manifest)
     return Checkpoint((store,), committed, watch).verify(only=paths)
 

@@ -7,6 +7,7 @@ neither where observations come from: simulation and drills feed the same checke
 from trainmover.checks.checker import Checker
 from trainmover.checks.observations import (
     Applied,
+    AttemptBegan,
     Ended,
     GateEntered,
     GatePassed,
@@ -22,6 +23,7 @@ from trainmover.checks.observations import (
 
 __all__ = [
     "Applied",
+    "AttemptBegan",
     "Checker",
     "Ended",
     "GateEntered",

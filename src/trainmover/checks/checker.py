@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from trainmover.checks import journal_rules
 from trainmover.checks.observations import (
     Applied,
+    AttemptBegan,
     Ended,
     GateEntered,
     GatePassed,
@@ -46,6 +47,8 @@ class Checker:
         """Generation and applied step of each running member."""
         self.prepared: dict[tuple[str, int], Version] = {}
         self.newest_pass = 0
+        self.layouts: dict[tuple[int, int], tuple[str, int]] = {}
+        """Who ran a step of a generation first, and at which bucket layout."""
 
     def append(self, record: AnyRecord) -> list[Violation]:
         """A record became durable."""
@@ -54,6 +57,8 @@ class Checker:
     def observe(self, event: Observation) -> list[Violation]:
         """Something happened in a worker."""
         match event:
+            case AttemptBegan():
+                return self._on_began(event)
             case GateEntered():
                 return self._on_entered(event)
             case GatePassed():
@@ -82,6 +87,14 @@ class Checker:
     def _membership(self, generation: int) -> Membership | None:
         plan = self.book.plans.get(generation)
         return plan.membership if plan is not None else None
+
+    def _on_began(self, event: AttemptBegan) -> list[Violation]:
+        key, own = (event.generation, event.step), (event.incarnation, event.layout)
+        name, layout = self.layouts.setdefault(key, own)
+        if layout == event.layout:
+            return []
+        text = f"{event.incarnation} runs step {event.step} of {event.generation} at layout "
+        return [_violation("I14", f"{text}{event.layout}, {name} at {layout}")]
 
     def _on_entered(self, event: GateEntered) -> list[Violation]:
         found = []

@@ -13,6 +13,14 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     incarnation: str
 
 
+class AttemptBegan(Observation, frozen=True, kw_only=True):
+    """Runs `step` of `generation`; how many iterations its models' bucket layout has behind it."""
+
+    generation: int
+    step: int
+    layout: int
+
+
 class GateEntered(Observation, frozen=True, kw_only=True):
     """Contributed to gate `step` of `generation`."""
 
@@ -95,7 +103,7 @@ class Violation(msgspec.Struct, frozen=True, kw_only=True):
     """An invariant that does not hold."""
 
     invariant: str
-    """``I1`` to ``I12`` of the protocol, ``P2`` for different numbers."""
+    """``I1`` to ``I14`` of the protocol, ``P2`` for different numbers."""
     text: str
 
     def __str__(self) -> str:

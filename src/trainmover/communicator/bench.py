@@ -36,6 +36,10 @@ from trainmover.topology import Member, Membership
 
 _c10d: Any = c10d_untyped
 
+_gather: Any = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+_scatter: Any = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+"""Newer torch's names: the older ones warn there at each call."""
+
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
 DEFAULT_SIZES = tuple(1024 * 4**power for power in range(9))
 """1 KiB to 64 MiB."""
@@ -153,29 +157,37 @@ def _join(rank: int, plan: BenchPlan, events: _Events, store: Any, barrier: Any)
     return communicator
 
 
-def _body(group: Any, collective: str, ranks: int, count: int) -> Callable[[], None]:
-    """One call of a collective whose total payload is `count` floats."""
+def _body(group: Any, collective: str, ranks: int, count: int) -> Callable[[], Any]:
+    """One call of a collective whose total payload is `count` floats, as a script makes it."""
     share = max(1, count // ranks)
     whole = torch.ones(share * ranks if collective != "all_reduce" else count)
     part = torch.ones(share)
     if collective == "all_reduce":
-        return lambda: group.allreduce([whole], _c10d.AllreduceOptions()).wait()
+        return lambda: dist.all_reduce(whole, group=group)
     if collective == "all_gather":
-        return lambda: group._allgather_base(whole, part).wait()
+        return lambda: _gather(whole, part, group=group)
     if collective == "reduce_scatter":
-        options = _c10d.ReduceScatterOptions()
-        return lambda: group._reduce_scatter_base(part, whole, options).wait()
-    options = _c10d.BroadcastOptions()
-    options.rootRank = 0
-    return lambda: group.broadcast([whole], options).wait()
+        return lambda: _scatter(part, whole, group=group)
+    return lambda: dist.broadcast(whole, group=group, group_src=0)
 
 
 def _calls(nbytes: int) -> int:
     return 20 if nbytes <= 65536 else 4 if nbytes <= _LARGE_BYTES else 1
 
 
+def gloo_group(store: Any, rank: int, size: int) -> Any:
+    """A group as `init_process_group("gloo")` makes it, beside the default one."""
+    store = _c10d.PrefixStore("gloo", store)
+    group: Any = dist.ProcessGroup(store, rank, size)
+    backend = dist.ProcessGroupGloo(store, rank, size, datetime.timedelta(seconds=60))
+    kind = dist.ProcessGroup.BackendType.GLOO
+    group._register_backend(torch.device("cpu"), kind, backend)
+    group._set_default_backend(kind)
+    return group
+
+
 def _rounds(
-    bodies: dict[str, Callable[[], None]], plan: BenchPlan, nbytes: int, barrier: Any
+    bodies: dict[str, Callable[[], Any]], plan: BenchPlan, nbytes: int, barrier: Any
 ) -> list[tuple[str, int, float]]:
     """(backend, round, seconds per call); the first round warms up and is not kept."""
     measured = []
@@ -194,9 +206,7 @@ def _work(rank: int, plan: BenchPlan, port: int, barrier: Any, results: Any) -> 
     store = _c10d.TCPStore("127.0.0.1", port, plan.ranks, False)
     events = _Events()
     communicator = _join(rank, plan, events, store, barrier)
-    limit = datetime.timedelta(seconds=60)
-    gloo = dist.ProcessGroupGloo(_c10d.PrefixStore("gloo", store), rank, plan.ranks, limit)
-    groups = {"trainmover": dist.group.WORLD, "gloo": gloo}
+    groups = {"trainmover": dist.group.WORLD, "gloo": gloo_group(store, rank, plan.ranks)}
     samples = []
     for collective in plan.collectives:
         for nbytes in plan.sizes:

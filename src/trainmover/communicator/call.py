@@ -72,6 +72,7 @@ class Call:
         "result",
         "timeout_s",
         "is_initialised",
+        "is_awaited",
         "is_point_to_point",
     )
 
@@ -97,6 +98,8 @@ class Call:
         self.timeout_s: float | None = None
         self.is_initialised = True
         """BROADCAST, not root: the buffer holds values of its own, not fresh memory."""
+        self.is_awaited = False
+        """The caller does nothing else until it is complete, so it may do the sending itself."""
         self.is_point_to_point = kind in _POINT_TO_POINT
 
     def seal(self, numel: int) -> None:

@@ -3,7 +3,7 @@
 Decides how bytes become frames and back: many small frames in one system call, large payloads
 from and into tensor memory without a copy. Owns its socket, no protocol: what a frame means is
 decided by its owner. Every method is called under the engine's lock; reading happens on the
-I/O thread only, sending on any.
+thread whose turn it is (engine.py), sending on any.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class Channel:
 
     def start(self) -> None:
         """Begin reading; on the I/O thread."""
-        self._engine.watch(self._fd, self._on_readable, self.out.on_writable)
+        self._engine.watch(self._fd, self._on_readable, self.out.on_writable, can_be_led=True)
 
     def send(self, frame: OutFrame) -> None:
         """Queue a frame (see outbound.py)."""
@@ -175,6 +175,8 @@ class Channel:
                 self.fail("closed by the peer")
                 return
             self.bytes_in += count
+            if arrival is not None and arrival.filled < len(arrival.view):
+                return
             try:
                 self._parse()
             except RemoteProtocolError as error:

@@ -63,6 +63,7 @@ class Communicator:
         self.on_rank_read: Callable[[], None] | None = None
         """Called when a group's rank is read."""
         self.groups: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.wait = engine.wait
         self._engine = engine
         self._events = events
         self._credentials = Credentials(identity, secret, config)
@@ -73,9 +74,7 @@ class Communicator:
         self._loopback_rank = 0
         self._loopback_size = 1
         self._loopback_sequences: dict[int, int] = {}
-        self._is_held = False
-        self._is_forked = False
-        self._is_closed = False
+        self._is_held = self._is_forked = self._is_closed = False
         self._overdue = OverdueWatch(engine, self._outbox, events, self._succession, config)
         self._router.overdue = self._overdue
         engine.at_fork_in_child.append(self._become_child)
@@ -128,7 +127,7 @@ class Communicator:
         self, place: Callable[[], Place], awaited_ranks: Callable[[], tuple[int, ...]]
     ) -> None:
         """Where the main thread is, and whose small messages it waits for: told to peers that wait
-        for this rank. Both are called on the I/O thread, with the lock held, and must not block.
+        for this rank. Both are called in a turn, with the lock held, and must not block.
         """
         self._overdue.place, self._overdue.awaited_ranks = place, awaited_ranks
 

@@ -1,9 +1,14 @@
 """The I/O thread: readiness, timers and submitted calls, nothing else.
 
-Decides in which order callbacks run; knows no frame, channel or generation. One engine per
-worker process. Its `lock` guards the communicator's state: callbacks take it for short
-stretches, a calling thread may take it to start a collective itself (saves a thread switch per
-small message), and a fork waits for it, so that a child never inherits it half-way.
+Decides in which order callbacks run and on which thread; knows no frame, channel or generation.
+One engine per worker process. Its `lock` guards the communicator's state: callbacks take it for
+short stretches, a calling thread may take it to start a collective itself (saves a thread switch
+per small message), and a fork waits for it, so that a child never inherits it half-way.
+
+A thread that has nothing to do but wait for a future *leads*: it does the reading of channels
+itself, and the I/O thread sleeps on. Two thread switches per message are saved. So there are two
+epoll sets: `_inner` holds what any thread may serve, and is itself a member of `_outer`, which only
+the I/O thread waits for and where the inner one is masked while somebody leads.
 """
 
 from __future__ import annotations
@@ -17,6 +22,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -24,6 +30,7 @@ from trainmover.errors import LocalProtocolError
 
 THREAD_NAME = "trainmover-io"
 
+_LONGEST_POLL_S = 5.0
 _READ = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR | select.EPOLLRDHUP
 _WRITE = select.EPOLLOUT | select.EPOLLHUP | select.EPOLLERR
 
@@ -44,11 +51,15 @@ class Timer:
 
 
 class _Watch:
-    __slots__ = ("on_readable", "on_writable")
+    __slots__ = ("poller", "on_readable", "on_writable")
 
     def __init__(
-        self, on_readable: Callable[[], None], on_writable: Callable[[], None] | None
+        self,
+        poller: select.epoll,
+        on_readable: Callable[[], None],
+        on_writable: Callable[[], None] | None,
     ) -> None:
+        self.poller = poller
         self.on_readable = on_readable
         self.on_writable = on_writable
 
@@ -58,16 +69,20 @@ def _report_nowhere(error: BaseException) -> None:
 
 
 class Engine:
-    """One epoll loop on one named thread."""
+    """One epoll loop on one named thread, whose place a waiting thread may take."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.on_fatal: Callable[[BaseException], None] = _report_nowhere
         self.at_fork_in_child: list[Callable[[], None]] = []
         """Closers of whatever lives on this engine; run in a forked child."""
-        self._epoll = select.epoll()
+        self._outer, self._inner = select.epoll(), select.epoll()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._epoll.register(self._wake_fd, select.EPOLLIN)
+        self._leader_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._inner_fd = self._inner.fileno()
+        self._outer.register(self._wake_fd, select.EPOLLIN)
+        self._outer.register(self._inner_fd, select.EPOLLIN)
+        self._inner.register(self._leader_fd, select.EPOLLIN)
         self._watches: dict[int, _Watch] = {}
         self._submitted: deque[Callable[[], None]] = deque()
         self._timers: list[tuple[float, int, Timer]] = []
@@ -77,6 +92,10 @@ class Engine:
         self._is_stopping = False
         self._is_forked = False
         self._turn = threading.Lock()
+        self._lead = threading.Lock()
+        self._leader_id = 0
+        self._led: deque[Callable[[], None]] = deque()
+        self._is_serving = False
         _ENGINES.add(self)
 
     def start(self) -> None:
@@ -117,19 +136,26 @@ class Engine:
         on_writable: Callable[[], None] | None = None,
         *,
         want_write: bool = False,
+        can_be_led: bool = False,
     ) -> None:
-        """Call `on_readable` whenever `fd` is readable or broken."""
-        self._watches[fd] = _Watch(on_readable, on_writable)
-        self._epoll.register(fd, _READ | (_WRITE if want_write else 0))
+        """Call `on_readable` whenever `fd` is readable or broken.
+
+        With `can_be_led` it may be called on a waiting thread, too, never on two at a time.
+        """
+        poller = self._inner if can_be_led else self._outer
+        self._watches[fd] = _Watch(poller, on_readable, on_writable)
+        poller.register(fd, _READ | (_WRITE if want_write else 0))
 
     def modify(self, fd: int, want_write: bool, want_read: bool = True) -> None:
         """Choose what readiness of a watched `fd` is of interest."""
-        self._epoll.modify(fd, (_READ if want_read else 0) | (_WRITE if want_write else 0))
+        wanted = (_READ if want_read else 0) | (_WRITE if want_write else 0)
+        self._watches[fd].poller.modify(fd, wanted)
 
     def unwatch(self, fd: int) -> None:
         """Forget `fd`; call before closing it."""
-        if self._watches.pop(fd, None) is not None:
-            self._epoll.unregister(fd)
+        watch = self._watches.pop(fd, None)
+        if watch is not None:
+            watch.poller.unregister(fd)
 
     def try_turn(self) -> bool:
         """Keep the I/O thread from running callbacks until `end_turn`, if it runs none now.
@@ -147,6 +173,58 @@ class Engine:
     def end_turn(self) -> None:
         """The I/O thread may go on."""
         self._turn.release()
+
+    # -- leading -------------------------------------------------------------
+
+    def wait(self, future: torch.futures.Future[Any]) -> None:
+        """Block until `future` is complete, and serve the channels meanwhile where possible.
+
+        Called on: any thread, without the lock. Only one leads; others, and threads whose torch
+        modes would see our arithmetic, leave the work to the one that does or to the I/O thread.
+        """
+        if future.done():
+            return
+        if self.on_thread() or _has_modes() or not self._lead.acquire(blocking=False):
+            future.wait()
+            return
+        has_grad = torch.is_grad_enabled()
+        try:
+            torch._C._set_grad_enabled(False)
+            self._leader_id = threading.get_ident()
+            self._outer.modify(self._inner_fd, 0)
+            while not future.done():
+                self._serve(self._inner.poll(_LONGEST_POLL_S))
+        finally:
+            self._leader_id = 0
+            self._outer.modify(self._inner_fd, select.EPOLLIN)
+            torch._C._set_grad_enabled(has_grad)
+            self._lead.release()
+
+    def _serve(self, found: list[tuple[int, int]]) -> None:
+        with self._turn:
+            try:
+                self._is_serving = True
+                for fd, ready in found:
+                    self._dispatch(fd, ready)
+                while self._led:
+                    self._led.popleft()()
+            except BaseException as error:
+                self.on_fatal(error)
+                raise
+            finally:
+                self._is_serving = False
+
+    def soon(self, fn: Callable[[], None]) -> None:
+        """Run `fn` at the end of the turn under way on this thread, else on the I/O thread."""
+        if self._is_serving and self._leader_id == threading.get_ident():
+            self._led.append(fn)
+        else:
+            self.submit(fn)
+
+    def completed(self) -> None:
+        """A future was completed: the leader may be the one that waits for it."""
+        if self._leader_id and self._leader_id != threading.get_ident():
+            os.eventfd_write(self._leader_fd, 1)
 
     @property
     def is_running(self) -> bool:
@@ -174,12 +252,9 @@ class Engine:
                 return
 
     def _take_turn(self) -> None:
-        found = self._epoll.poll(self._delay_s())
+        found = self._outer.poll(self._delay_s())
         with self._turn:
             for fd, ready in found:
-                if fd == self._wake_fd:
-                    os.eventfd_read(self._wake_fd)
-                    continue
                 self._dispatch(fd, ready)
             for _ in range(len(self._submitted)):
                 self._submitted.popleft()()
@@ -187,12 +262,23 @@ class Engine:
 
     def _dispatch(self, fd: int, ready: int) -> None:
         watch = self._watches.get(fd)
-        if watch is None:  # unwatched by a callback of the same turn
+        if watch is None:  # one of our own, or unwatched by a callback of the same turn
+            self._dispatch_own(fd)
             return
         if ready & select.EPOLLOUT and watch.on_writable is not None:
             watch.on_writable()
         if ready & ~select.EPOLLOUT and self._watches.get(fd) is watch:
             watch.on_readable()
+
+    def _dispatch_own(self, fd: int) -> None:
+        if fd == self._inner_fd:
+            for led, ready in self._inner.poll(0):
+                self._dispatch(led, ready)
+        elif fd in (self._wake_fd, self._leader_fd):
+            try:
+                os.eventfd_read(fd)
+            except BlockingIOError:
+                pass  # read already, by the other thread
 
     def _delay_s(self) -> float:
         if self._submitted or self._is_stopping:
@@ -201,8 +287,8 @@ class Engine:
             while self._timers and self._timers[0][2].is_cancelled:
                 heapq.heappop(self._timers)
             if not self._timers:
-                return 5.0
-            return min(5.0, max(0.0, self._timers[0][0] - time.monotonic()))
+                return _LONGEST_POLL_S
+            return min(_LONGEST_POLL_S, max(0.0, self._timers[0][0] - time.monotonic()))
 
     def _fire_timers(self) -> None:
         now = time.monotonic()
@@ -220,6 +306,8 @@ class Engine:
         """Drop everything a child must not keep open: peers shall see the parent's death."""
         self.lock = threading.RLock()
         self._turn = threading.Lock()
+        self._lead = threading.Lock()
+        self._leader_id = 0
         self._is_forked = True
         self._is_stopping = True
         self._thread_id = 0
@@ -227,8 +315,17 @@ class Engine:
             close()
         self._watches.clear()
         self._submitted.clear()
-        self._epoll.close()
+        self._led.clear()
+        self._outer.close()
+        self._inner.close()
         os.close(self._wake_fd)
+        os.close(self._leader_fd)
+
+
+def _has_modes() -> bool:
+    """Whether arithmetic on this thread is not plain: recorded, faked or frozen by the caller."""
+    counts = torch._C._len_torch_dispatch_stack(), torch._C._len_torch_function_stack()
+    return any(counts) or torch.is_inference_mode_enabled()
 
 
 _ENGINES: weakref.WeakSet[Engine] = weakref.WeakSet()

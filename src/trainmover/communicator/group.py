@@ -22,6 +22,7 @@ from trainmover.communicator.group_identity import (
     BACKEND,
     PYTHON_LEVEL,
     GroupIdentity,
+    GuardedWork,
     SourcedWork,
     Tensors,
     Terms,
@@ -326,7 +327,7 @@ def register_backend(communicator: Communicator) -> None:
     is_first = not _registered
     _registered[:] = [communicator]
     if is_first:
-        keep_untraced(Group, GroupIdentity)
+        keep_untraced(Group, GroupIdentity, GuardedWork, SourcedWork)
         dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu"])
 
 

@@ -54,11 +54,12 @@ class SourcedWork(_WorkType):  # type: ignore[misc]
         super().__init__()
         self._group = group
         self._operation = operation
+        self._wait = group._communicator.wait
 
     def wait(self, timeout: Any = None) -> bool:
         """Wait for the message."""
         if self._operation is not None:
-            self._operation.future.wait()
+            self._wait(self._operation.future)
         return True
 
     def is_completed(self) -> bool:
@@ -79,17 +80,19 @@ class SourcedWork(_WorkType):  # type: ignore[misc]
 
 
 class GuardedWork(_WorkType):  # type: ignore[misc]
-    """Work that Python code waits for: a guard looks at what has come of it."""
+    """Work that Python code waits for: it helps, and a guard looks at what has come of it."""
 
-    def __init__(self, future: torch.futures.Future[Any], guard: Callable[[], None]) -> None:
+    def __init__(self, future: torch.futures.Future[Any], communicator: Communicator) -> None:
         super().__init__()
         self._future = future
-        self._guard = guard
+        self._wait = communicator.wait
+        self._guard = communicator.after_wait
 
     def wait(self, timeout: Any = None) -> bool:
         """Wait for the result. Raises what the guard raises."""
-        self._future.wait()
-        self._guard()
+        self._wait(self._future)
+        if self._guard is not None:
+            self._guard()
         return True
 
     synchronize = wait
@@ -254,6 +257,7 @@ class GroupIdentity(_GroupType):  # type: ignore[misc]
             call.reduction = reduction(terms.op)
         if terms.opts is not None:
             call.timeout_s = _limit_s(terms.opts)
+            call.is_awaited = not getattr(terms.opts, "asyncOp", True)
         numel = sum(t.numel() for t in outputs) if terms.numel is None else terms.numel
         call.seal(numel)
         return call
@@ -266,10 +270,9 @@ class GroupIdentity(_GroupType):  # type: ignore[misc]
         return self._work(operation.future)
 
     def _work(self, future: torch.futures.Future[Any]) -> Any:
-        guard = self._communicator.after_wait
-        if guard is None or not _is_called_from_python():
-            return work_of(future)
-        return GuardedWork(future, guard)
+        if _is_called_from_python():
+            return GuardedWork(future, self._communicator)
+        return work_of(future)
 
     def _observe(self, call: Call) -> None:
         observer = self._communicator.observer

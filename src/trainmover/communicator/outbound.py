@@ -59,7 +59,9 @@ class Outbound:
         return not self._queue
 
     def send(self, frame: OutFrame) -> None:
-        """Queue a frame; small ones leave at once where the socket takes them."""
+        """Queue a frame. Small ones, and those of a call whose caller is about to wait, leave at
+        once where the socket takes them.
+        """
         if self.is_closed:
             if frame.operation is not None:
                 frame.operation.left()
@@ -69,11 +71,13 @@ class Outbound:
         self._queue.append(frame)
         if self.is_blocked or self._is_flush_due:
             return
-        if frame.left <= self._config.eager_bytes:
+        operation = frame.operation
+        is_awaited = operation is not None and operation.call.is_awaited
+        if is_awaited or len(frame.payload) <= self._config.eager_bytes:
             self.flush()
         else:
             self._is_flush_due = True
-            self._engine.submit(self._flush_soon)
+            self._engine.soon(self._flush_soon)
 
     def _into_ring(self, frame: OutFrame) -> None:
         """Large payloads wait for ring space at the moment they are sent, in queue order."""

@@ -47,6 +47,7 @@ class Outbox:
             except IndexError:  # another thread took the last one
                 return
             future.set_result(result)
+            self._engine.completed()
 
     def _say_events(self) -> None:
         while self._events:

@@ -68,8 +68,9 @@ class CommunicatorConfig:
     """Frames up to this size are taken over only when complete, never half; larger ones are
     received straight into their target."""
     eager_bytes: int = 256 * KIB
-    """Frames up to this size are sent by the calling thread itself, which saves a thread switch;
-    larger ones are left to the I/O thread, so that computing goes on beside them."""
+    """Payloads up to this size are sent by the calling thread itself, which saves a thread switch;
+    larger ones of asynchronous calls are left to the I/O thread, so that computing goes on beside
+    them."""
     small_bytes: int = 32 * KIB
     """All-reduces up to this size use recursive doubling (fewest rounds)."""
     unexpected_bytes: int = 256 * MIB

@@ -6,18 +6,22 @@ from trainmover.controller.events import (
     AgentUnlinked,
     Append,
     Command,
+    Disk,
     EndJob,
     Event,
     FromAgent,
     FromOperator,
+    LookIntoStorage,
     PhaseReached,
+    StorageSeen,
     Tick,
     ToAgent,
     ToOperator,
 )
 from trainmover.controller.invariants import violations
+from trainmover.controller.kept import Restored, Unchosen
 from trainmover.controller.placing import placement_text
-from trainmover.controller.restart import Restored, initial_state
+from trainmover.controller.restart import initial_state
 from trainmover.controller.state import State, Transition
 from trainmover.controller.status import StatusView, status
 from trainmover.controller.timers import next_deadline
@@ -29,19 +33,23 @@ __all__ = [
     "Append",
     "Command",
     "Config",
+    "Disk",
     "EndJob",
     "Event",
     "ForeignTimeouts",
     "FromAgent",
     "FromOperator",
+    "LookIntoStorage",
     "PhaseReached",
     "Restored",
     "State",
     "StatusView",
+    "StorageSeen",
     "Tick",
     "ToAgent",
     "ToOperator",
     "Transition",
+    "Unchosen",
     "check_relations",
     "initial_state",
     "next_deadline",

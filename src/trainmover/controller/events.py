@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from trainmover.controller.kept import Restored
 from trainmover.protocol.journal import AnyRecord
 from trainmover.protocol.messages import (
     FromAgentMessage,
@@ -46,7 +47,20 @@ class Tick(ControllerEvent, frozen=True, kw_only=True):
     """Time has passed."""
 
 
-Event = FromAgent | AgentLinked | AgentUnlinked | FromOperator | Tick
+class StorageSeen(ControllerEvent, frozen=True, kw_only=True):
+    """What `LookIntoStorage` has found; there is an answer to each."""
+
+    number: int
+    """Of the look."""
+    found: Restored | None = None
+    """Every byte of it was compared with its checksum."""
+    code: int = 0
+    """Exit code of a job that was to start from something and can't; 0: it may begin anew."""
+    reason: str = ""
+    """Why nothing was found, or could be looked at."""
+
+
+Event = FromAgent | AgentLinked | AgentUnlinked | FromOperator | StorageSeen | Tick
 
 
 class ControllerCommand(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -86,4 +100,27 @@ class EndJob(ControllerCommand, frozen=True, kw_only=True):
     reason: str
 
 
-Command = Append | ToAgent | ToOperator | PhaseReached | EndJob
+class Disk(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a machine's agent lets others read the machine's own disk; port 0: it has not said."""
+
+    machine: str
+    host: str
+    port: int
+
+
+class LookIntoStorage(ControllerCommand, frozen=True, kw_only=True):
+    """Choose a checkpoint among those on the storage of all and on these machines' disks.
+
+    Done beside the decider; the answer is `StorageSeen` with the same number.
+    """
+
+    number: int
+    is_start: bool
+    """What the job starts from, as its command says; else the newest of this run."""
+    disks: tuple[Disk, ...]
+    left: tuple[tuple[int, int], ...] = ()
+    """Step and generation of each way back: what lies behind that step and is older than that
+    generation was left."""
+
+
+Command = Append | ToAgent | ToOperator | PhaseReached | LookIntoStorage | EndJob

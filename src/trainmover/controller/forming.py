@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from trainmover.controller import ending, lookup, plans, pool
+from trainmover.controller import disks, ending, looking, lookup, plans, pool
 from trainmover.controller.move import Move
 from trainmover.controller.state import Forming, Machine, Switching, Worker
 from trainmover.protocol import exits
@@ -30,7 +30,8 @@ def advance(move: Move) -> None:
     phase = move.state.phase
     if isinstance(phase, Forming) and phase.active:
         pool.refill(move)
-        _issue_when_up(move, phase)
+        if looking.has_start(move):
+            _issue_when_up(move, phase)
     phase = move.state.phase
     if isinstance(phase, Forming) and move.now >= phase.deadline:
         text = f"not formed within {move.state.config.start_timeout_s:g} s: {_missing(move, phase)}"
@@ -61,6 +62,8 @@ def _choose(move: Move, phase: Forming) -> None:
     rest = [name for name in usable if name not in named]
     order = {name: place for place, name in enumerate(config.machine_names)}
     active = tuple(sorted((named + rest)[:count], key=lambda name: order.get(name, len(order))))
+    workers, parts = move.state.spec.workers_per_machine, move.state.kept.restore_disks
+    active = disks.arranged(active, workers, parts)
     first = move.state.machines[active[0]]
     for name in active[1:]:
         unequal = lookup.difference(first.facts, move.state.machines[name].facts)
@@ -125,6 +128,7 @@ def _issue_when_up(move: Move, phase: Forming) -> None:
         joiners=tuple(member.incarnation for member in members),
         is_fresh_start=True,
         restore=move.state.kept.restore,
+        disks=disks.addressed(move.state, move.state.kept.restore_disks),
         reason="formation",
     )
     plans.issue(move, plan)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from trainmover.protocol.messages import (
+    DiskPart,
     PlaceBackups,
     ShardWritten,
     SnapshotHeld,
@@ -67,6 +68,40 @@ class Durable:
     number: int = 0
     at: Instant | None = None
     """When this controller heard of it; None: before its life."""
+    disks: tuple[DiskPart, ...] = ()
+    """What of it is taken from machines' own disks."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Restored:
+    """A checkpoint that a job starts from instead of its own beginning, or goes back to."""
+
+    name: str
+    version: Version
+    run_id: str = ""
+    """Run that made it."""
+    history: tuple[str, ...] = ()
+    """Runs that the job continues with it, nearest first."""
+    disks: tuple[DiskPart, ...] = ()
+    """What of it lies on machines' own disks."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Unchosen:
+    """A start that can be chosen only once agents are there to say what machines' disks have."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Look:
+    """A look into the storage of all and at machines' disks."""
+
+    number: int
+    deadline: Instant
+    freeze: int = 0
+    """Number of the freeze that waits for it; 0: the start does."""
+    is_answered: bool = False
+    reason: str = ""
+    """Why it has found nothing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,6 +153,12 @@ class Kept:
     """Where `main` stands when it is entered anew."""
     restore: str = ""
     """Checkpoint that gives it that state; empty: its own beginning."""
+    restore_disks: tuple[DiskPart, ...] = ()
+    """What of that checkpoint is taken from machines' own disks."""
+    is_start_open: bool = False
+    """What the job starts from is not chosen yet: `looking` has it looked for."""
+    look: Look | None = None
+    """The latest one."""
     oldest: Version = NO_VERSION
     """Older snapshots were said to be needed no more."""
     places: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

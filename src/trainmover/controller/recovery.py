@@ -15,6 +15,7 @@ from trainmover.controller import (
     agreement,
     ending,
     incidents,
+    looking,
     lookup,
     plans,
     pool,
@@ -214,7 +215,7 @@ def _decide(move: Move, phase: Freezing) -> None:
     if way is None:
         return
     if way.kind == "none":
-        _hope_or_stop(move, way)
+        looking.hope_or_stop(move, way.reason)
         return
     incidents.note(move, "reported", ["", *phase.reports][-1])
     move.reached("all_reported", phase.number)
@@ -229,16 +230,6 @@ def _way(move: Move, reports: Mapping[str, Report]) -> restoring.Way | None:
         ending.stop(move, exits.PROTOCOL_FAILED, contradiction)
         return None
     return restoring.way_of(move, reports)
-
-
-def _hope_or_stop(move: Move, way: restoring.Way) -> None:
-    """Nothing known can restore a lost rank: wait for agents that may know more, or give up."""
-    phase = move.state.phase
-    if not restoring.has_hope(move):
-        ending.stop(move, exits.CANNOT_RESTORE, way.reason)
-    elif isinstance(phase, Freezing):
-        deadline = move.in_(move.state.config.resend_interval_s)
-        move.enter(replace(phase, deadline=max(phase.deadline, deadline)))
 
 
 def _may_be_cut_off(move: Move, phase: Freezing) -> bool:
@@ -371,7 +362,7 @@ def _issue(move: Move, phase: Gathering) -> None:
     joining = {seat.rank: seat.incarnation for seat in phase.seats}
     # What the joiners have built shows whose replicas they are.
     way = restoring.way_of(move, phase.reports, joining)
-    if way.kind == "none" and restoring.has_hope(move):
+    if way.kind == "none" and looking.has_hope(move, phase.number):
         return
     number = phase.number
     if joining:

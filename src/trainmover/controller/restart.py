@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 
 from trainmover.controller import finishing, plans, recovery, shelf
 from trainmover.controller.config import Config
-from trainmover.controller.kept import Durable, Kept, TimeLine
+from trainmover.controller.disks import start_of
+from trainmover.controller.kept import Durable, Kept, Restored, TimeLine, Unchosen
 from trainmover.controller.move import Move
 from trainmover.controller.state import (
     Ending,
@@ -44,7 +45,7 @@ from trainmover.protocol.journal import (
     StopRequested,
     TargetFixed,
 )
-from trainmover.protocol.messages import JobSpec, Plan, Version
+from trainmover.protocol.messages import JobSpec, Plan
 from trainmover.topology import Membership
 from trainmover.topology.keeping import read_keeping
 from trainmover.units import Instant, after, seconds
@@ -76,25 +77,13 @@ class _Past:
     """Newest plan that entered `main` anew."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Restored:
-    """A checkpoint that a job starts from instead of its own beginning."""
-
-    name: str
-    version: Version
-    run_id: str = ""
-    """Run that made it."""
-    history: tuple[str, ...] = ()
-    """Runs that the job continues with it, nearest first."""
-
-
 def initial_state(
     config: Config,
     spec: JobSpec,
     records: Sequence[AnyRecord],
     term: int,
     now: Instant,
-    restored: Restored | None = None,
+    restored: Restored | Unchosen | None = None,
 ) -> Transition:
     """First state of a controller's life and what it does first.
 
@@ -104,7 +93,8 @@ def initial_state(
         records: All records of the journal, oldest first.
         term: Number of this life.
         now: The present instant.
-        restored: What to start from; means nothing once a first generation has been planned.
+        restored: What to start from, where that is known before agents are there; means nothing
+            once a first generation has been planned.
     """
     past = _read(records)
     kept = _kept(spec, past, restored)
@@ -133,8 +123,8 @@ def initial_state(
     if not past.is_opened:
         move.append(JobOpened(spec=spec))
         move.because("a new job")
-    if restored is not None and not past.plans:
-        move.append(_start_of(restored))
+    if isinstance(restored, Restored) and not past.plans:
+        move.append(start_of(restored))
     if past.committed:
         _resume_generation(move, past)
     _resume_phase(move, past)
@@ -174,7 +164,7 @@ def _read_commit(past: _Past, plan: Plan) -> None:
         past.time_lines = (*past.time_lines, line)
 
 
-def _kept(spec: JobSpec, past: _Past, restored: Restored | None) -> Kept:
+def _kept(spec: JobSpec, past: _Past, restored: Restored | Unchosen | None) -> Kept:
     """Snapshots are told by agents again; all else is in the journal."""
     kept = Kept(
         keeping=read_keeping(spec.settings),
@@ -184,27 +174,24 @@ def _kept(spec: JobSpec, past: _Past, restored: Restored | None) -> Kept:
         durable=past.durable,
         on_disk=past.on_disk,
     )
-    chosen = _start_of(restored) if restored is not None else None
+    chosen = start_of(restored) if isinstance(restored, Restored) else None
     begun = past.start if past.plans else chosen
     if begun is not None:
         kept = replace(kept, begun_from=begun.run_id, history=begun.history)
-    first = past.fresh or next((plan for plan in past.plans.values() if plan.is_fresh_start), None)
+    fresh = [plan for plan in past.plans.values() if plan.is_fresh_start]
+    first = past.fresh or next(reversed(fresh), None)
     if first is not None:
-        kept = replace(kept, base=first.target, restore=first.restore)
-    elif restored is not None:
-        kept = replace(kept, base=restored.version, restore=restored.name)
+        kept = replace(kept, base=first.target, restore=first.restore, restore_disks=first.disks)
+    elif isinstance(restored, Restored):
+        kept = replace(
+            kept, base=restored.version, restore=restored.name, restore_disks=restored.disks
+        )
+    elif isinstance(restored, Unchosen):
+        kept = replace(kept, is_start_open=kept.keeping.checkpoint.is_on)
     if kept.durable is None and kept.restore:
-        kept = replace(kept, durable=Durable(name=kept.restore, version=kept.base))
+        durable = Durable(name=kept.restore, version=kept.base, disks=kept.restore_disks)
+        kept = replace(kept, durable=durable)
     return kept
-
-
-def _start_of(restored: Restored) -> StartChosen:
-    return StartChosen(
-        name=restored.name,
-        version=restored.version,
-        run_id=restored.run_id,
-        history=restored.history,
-    )
 
 
 def _read_other(past: _Past, record: AnyRecord) -> None:
@@ -238,7 +225,9 @@ def _read_other(past: _Past, record: AnyRecord) -> None:
 
 
 def _durable_of(record: CheckpointKept) -> Durable:
-    return Durable(name=record.name, version=record.version, number=record.number)
+    return Durable(
+        name=record.name, version=record.version, number=record.number, disks=record.disks
+    )
 
 
 def _with_machines(state: State, past: _Past, now: Instant) -> State:

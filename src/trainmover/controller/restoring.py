@@ -14,12 +14,12 @@ from typing import Literal, assert_never
 
 import msgspec
 
-from trainmover.controller import agreement, lookup, shelf, sources
+from trainmover.controller import agreement, disks, lookup, shelf, sources
 from trainmover.controller.kept import START, Store
 from trainmover.controller.move import Move
 from trainmover.controller.state import Gathering, State, Worker
 from trainmover.protocol import exits
-from trainmover.protocol.messages import Plan, Report, Source, Version
+from trainmover.protocol.messages import DiskPart, Plan, Report, Source, Version
 from trainmover.topology import Member, Membership
 
 Kind = Literal["live", "fresh", "rollback", "durable", "none"]
@@ -35,6 +35,8 @@ class Way:
     target: Version = START
     restore: str = ""
     """Checkpoint to load, of a way that enters `main` anew."""
+    parts: tuple[DiskPart, ...] = ()
+    """What of it is taken from machines' own disks."""
     reason: str = ""
     """Why nothing can be restored."""
 
@@ -61,7 +63,13 @@ def way_of(
     """
     everyone = agreement.reporters_of(move, reports)
     base = move.state.kept.base
-    fresh = Way(kind="fresh", stayers=everyone, target=base, restore=move.state.kept.restore)
+    fresh = Way(
+        kind="fresh",
+        stayers=everyone,
+        target=base,
+        restore=move.state.kept.restore,
+        parts=move.state.kept.restore_disks,
+    )
     live = _live(move, reports, joining)
     if live.kind == "fresh":
         return fresh
@@ -76,7 +84,12 @@ def way_of(
     if _has_just_begun(move.state):
         return fresh
     known = "no snapshot of one version is held for every rank, and there is no checkpoint"
-    return Way(kind="none", stayers=everyone, reason=f"{live.reason}; {known}")
+    return Way(kind="none", stayers=everyone, reason=f"{live.reason}; {known}{_seen(move.state)}")
+
+
+def _seen(state: State) -> str:
+    look = state.kept.look
+    return f" ({look.reason})" if look is not None and look.freeze and look.reason else ""
 
 
 def _has_just_begun(state: State) -> bool:
@@ -122,7 +135,13 @@ def _kept(move: Move, everyone: tuple[sources.Stayer, ...]) -> Way | None:
     if version is not None and (durable is None or version.step >= durable.version.step):
         return Way(kind="rollback", stayers=everyone, target=version)
     if durable is not None:
-        return Way(kind="durable", stayers=everyone, target=durable.version, restore=durable.name)
+        return Way(
+            kind="durable",
+            stayers=everyone,
+            target=durable.version,
+            restore=durable.name,
+            parts=durable.disks,
+        )
     return None
 
 
@@ -230,6 +249,7 @@ def build(move: Move, phase: Gathering, way: Way) -> Plan | Impossible:
         joiners=tuple(joining[rank] for rank in lost),
         is_fresh_start=way.is_fresh,
         restore=way.restore,
+        disks=disks.addressed(state, way.parts),
         reason=state.incident.reason if state.incident is not None else "",
     )
     match way.kind:
@@ -241,6 +261,7 @@ def build(move: Move, phase: Gathering, way: Way) -> Plan | Impossible:
                 is_rollback=True,
                 sources=snapshot_sources(state, members, way.target),
                 attempts=_attempts(state, way, joining),
+                renews_buckets=_may_buckets_differ(state, way, joining),
             )
         case "live":
             return _from_live(move, plan, way, joining)
@@ -261,7 +282,8 @@ def _from_live(move: Move, plan: Plan, way: Way, joining: Mapping[int, str]) -> 
         plan,
         sources=found.sources,
         result=agreed.result,
-        attempts=max(each.report.attempts for each in way.stayers),
+        attempts=_attempts(move.state, way, joining),
+        renews_buckets=_may_buckets_differ(move.state, way, joining),
     )
 
 
@@ -271,6 +293,15 @@ def _attempts(state: State, way: Way, joining: Mapping[int, str]) -> int:
         return max(each.report.attempts for each in way.stayers)
     ready = [state.workers[name].readiness for name in joining.values()]
     return max((each.attempts for each in ready if each is not None), default=0)
+
+
+def _may_buckets_differ(state: State, way: Way, joining: Mapping[int, str]) -> bool:
+    """Decision 0013: somebody's DDP has not laid out its buckets anew, or is built once more."""
+    if any(each.report.has_first_buckets for each in way.stayers):
+        return True
+    attempts = _attempts(state, way, joining)
+    ready = [state.workers[name].readiness for name in joining.values()]
+    return any(each is None or each.has_first_buckets or each.attempts > attempts for each in ready)
 
 
 def _member_of(worker: Worker, rank: int) -> Member:

@@ -209,7 +209,7 @@ def on_commit(move: Move, plan: Plan) -> None:
         # Steps are done again: new versions lie below what was kept on the time line before.
         kept = replace(kept, oldest=min(kept.oldest, plan.target))
     if plan.is_fresh_start:
-        kept = replace(kept, base=plan.target, restore=plan.restore)
+        kept = replace(kept, base=plan.target, restore=plan.restore, restore_disks=plan.disks)
     due = kept.due
     kept = replace(kept, time_lines=lines, orders={}, ordered_at=None, is_settled=False)
     kept = replace(kept, wanted_after=NO_VERSION)

@@ -15,6 +15,7 @@ from trainmover.controller import (
     finishing,
     fitting,
     incidents,
+    looking,
     lookup,
     losses,
     notices,
@@ -33,6 +34,7 @@ from trainmover.controller.events import (
     Event,
     FromAgent,
     FromOperator,
+    StorageSeen,
     Tick,
 )
 from trainmover.controller.move import Move
@@ -117,6 +119,8 @@ def transition(state: State, event: Event, now: Instant) -> Transition:
             _on_unlinked(move, machine)
         case FromOperator(body=operator_body):
             _on_operator(move, operator_body)
+        case StorageSeen():
+            looking.on_seen(move, event)
         case Tick():
             pass
         case _ as never:

@@ -18,7 +18,7 @@ from trainmover import agent
 from trainmover.agent import Exit, Kill, Launch, ToController, ToWorkerLink
 from trainmover.daemons import settings as settings_of
 from trainmover.daemons.fencing import fence
-from trainmover.daemons.launching import fork_request
+from trainmover.daemons.launching import fork_request, own_settings
 from trainmover.daemons.leaving import AgentNotices
 from trainmover.daemons.loop import Decider, DeciderLoop
 from trainmover.daemons.options import AgentOptions, read_options
@@ -266,7 +266,9 @@ class AgentDaemon:
 
     def _keeping(self) -> Keeping:
         spec = self._job()
-        return read_keeping(self._options.settings if spec is None else spec.settings)
+        if spec is None:
+            return read_keeping(self._options.settings)
+        return read_keeping(own_settings(self._options, spec.settings))
 
     def _link_worker(self, incarnation: str) -> None:
         self._post(

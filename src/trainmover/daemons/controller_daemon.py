@@ -18,8 +18,16 @@ from typing import Any, assert_never
 import msgspec
 
 from trainmover import controller
-from trainmover.controller import Append, EndJob, PhaseReached, ToAgent, ToOperator
+from trainmover.controller import (
+    Append,
+    EndJob,
+    LookIntoStorage,
+    PhaseReached,
+    ToAgent,
+    ToOperator,
+)
 from trainmover.daemons import settings as settings_of
+from trainmover.daemons.looking import Looker
 from trainmover.daemons.loop import Decider, DeciderLoop
 from trainmover.daemons.operator_views import OperatorViews
 from trainmover.daemons.options import ControllerOptions, read_options
@@ -33,7 +41,7 @@ from trainmover.daemons.repeated_losses import (
     loss_path,
     losses_of,
 )
-from trainmover.daemons.resume import choose_start
+from trainmover.daemons.resume import choose_start, waits_for_agents
 from trainmover.daemons.run_directory import (
     ControllerFile,
     FailureFile,
@@ -95,6 +103,13 @@ class ControllerDaemon:
         self._repeats = Repeats(self._worker.compared)
         self._records = self._open_records()
         token = seal.read_token(self._directory.token)
+        self._looker = Looker(
+            resume=options.resume,
+            run_id=options.spec.run_id,
+            keeping=read_keeping(options.spec.settings),
+            secret=seal.channel_secret(token, options.spec.run_id),
+        )
+        self._looks: set[asyncio.Task[None]] = set()
         self._views = OperatorViews(self._records, self._post_request, self._view)
         self._server = ControllerServer(
             token,
@@ -124,7 +139,7 @@ class ControllerDaemon:
             standby_machines=self._options.standbys,
         )
         has_begun = any(isinstance(record, PlanRecorded) for record in records)
-        restored = None if has_begun else await self._choose_start()
+        restored = None if has_begun else await self._begin_from()
         opening = controller.initial_state(
             config, self._options.spec, records, term, clock.now(), restored
         )
@@ -164,15 +179,26 @@ class ControllerDaemon:
             self._records.say("failure", "worker.restore_mismatch is 'stop': the job ends")
             self._post_request(StopRequest(request="restore-mismatch", mode="now"))
 
-    async def _choose_start(self) -> controller.Restored | None:
-        keeping = read_keeping(self._options.spec.settings)
+    async def _begin_from(self) -> controller.Restored | controller.Unchosen | None:
+        """What is known of it before any agent is there."""
+        if waits_for_agents(self._options.resume, self._looker.keeping):
+            return controller.Unchosen()
+        keeping = self._looker.keeping
         restored, notes = await asyncio.to_thread(choose_start, self._options.resume, keeping)
+        await self._tell_start(restored, notes)
+        return restored
+
+    async def _tell_start(self, restored: controller.Restored | None, notes: list[str]) -> None:
         for note in notes:
             self._records.say("restore", note)
-        directory = keeping.checkpoint.directory
+        directory = self._looker.keeping.checkpoint.directory
         if restored is not None and restored.run_id and is_directory(directory):
             await asyncio.to_thread(self._expect_losses, directory, restored)
-        return restored
+
+    async def _look(self, order: controller.LookIntoStorage) -> None:
+        seen, notes = await asyncio.to_thread(self._looker.look, order)
+        await self._tell_start(seen.found if order.is_start else None, notes)
+        self._post(seen)
 
     async def _listen(self, term: int) -> None:
         path = self._directory.path / "controller.json"
@@ -297,6 +323,10 @@ class ControllerDaemon:
                 self._views.reply(reply)
             case PhaseReached(name=name, number=number):
                 faults.reached(name, WHO, number)
+            case LookIntoStorage():
+                looking = asyncio.create_task(self._look(command))
+                self._looks.add(looking)
+                looking.add_done_callback(self._looks.discard)
             case EndJob(code=code, reason=reason):
                 self._end(code, reason)
             case _ as never:

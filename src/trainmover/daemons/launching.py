@@ -15,6 +15,7 @@ from trainmover.protocol.messages import JobSpec, WorkerLaunch
 from trainmover.protocol.nursery import ForkRequest
 
 NOT_FOR_WORKERS = (seal.TOKEN_VARIABLE,)
+LOCAL = "checkpoint.local_directory"
 
 
 def fork_request(
@@ -33,13 +34,27 @@ def fork_request(
         local_rank=launch.local_rank,
         machine=options.machine,
         host=options.host,
-        spec=msgspec.structs.replace(spec, log_directory=str(directory.logs)),
+        spec=msgspec.structs.replace(
+            spec,
+            log_directory=str(directory.logs),
+            settings=own_settings(options, spec.settings),
+        ),
         agent_socket=agent_socket,
         secret=seal.channel_secret(token, spec.run_id),
         progress_path=progress_path,
         log_path=str(directory.worker_log(launch.incarnation)),
         environment=tuple(sorted(environment(options.machine, launch, spec, os.environ).items())),
     )
+
+
+def own_settings(
+    options: AgentOptions, settings: tuple[tuple[str, str], ...]
+) -> tuple[tuple[str, str], ...]:
+    """The job's settings, with this machine's own disk where its agent was told another one."""
+    own = dict(options.settings).get(LOCAL, "")
+    if not own or not dict(settings).get(LOCAL, ""):
+        return settings
+    return tuple((name, own if name == LOCAL else value) for name, value in settings)
 
 
 def environment(

@@ -17,6 +17,7 @@ from typing import Final
 
 from trainmover import agent
 from trainmover.daemons.durable import DurableWriter
+from trainmover.daemons.own_disks import OwnDisk
 from trainmover.edges.snapshot_client import Holder, give
 from trainmover.edges.snapshot_server import SnapshotServer
 from trainmover.edges.snapshot_store import Kept, SnapshotStore
@@ -76,6 +77,7 @@ class SnapshotPlane:
             self._around.secret,
             self._changed,
             SILENCE_LIMIT_S,
+            OwnDisk(self._around.machine, self._around.keeping),
         )
         log.info("snapshots are served at %s:%d", self._around.host, self._server.port)
         self._changed()

@@ -56,6 +56,7 @@ class RunningJob:
         self._address = ("", 0)
         self._process: subprocess.Popen[bytes] | None = None
         self._started_s = 0.0
+        self._is_awaiting = False
 
     # ------------------------------------------------------------------ life
 
@@ -131,12 +132,14 @@ class RunningJob:
 
     def signal(self, number: signal.Signals) -> None:
         """A signal to the command, as a terminal's Ctrl-C would send."""
+        self._is_awaiting = True
         os.kill(self.pid, number)
 
     def wait_until_done(self, timeout_s: float | None = None) -> JobResult:
         """Until the command has ended by itself."""
-        # What a fault or a script's own death strikes may still need the time between two steps.
-        if not self.request.faults and not self.request.disturbance:
+        # Whatever may still be on its way to the job (a signal, a request, a fault, a script's own
+        # death) is to find it in the middle of its steps.
+        if not (self._is_awaiting or self.request.faults or self.request.disturbance):
             self.let_hurry()
         limit_s = timeout_s if timeout_s is not None else self.time_left()
         deadline = time.monotonic() + limit_s
@@ -308,6 +311,7 @@ class RunningJob:
         self, machines: tuple[str, ...], to: tuple[str, ...] = ()
     ) -> OperatorReply:
         """Ask for a planned switchover; the first answer."""
+        self._is_awaiting = True
         return self.operator().request(
             SwitchoverRequest(request=uuid.uuid4().hex, machines=machines, to=to)
         )

@@ -169,12 +169,22 @@ def send_whole(wire: Wire, view: memoryview, snapshot: Sendable) -> EndOfBytes:
 
 @contextmanager
 def _connected(holder: Holder) -> Iterator[Wire]:
+    wire = connect(holder)
+    with wire.stream:
+        yield wire
+
+
+def connect(holder: Holder) -> Wire:
+    """A connection to an agent's data port; whoever asks closes it. Raises TransportError."""
     try:
         stream = socket.create_connection((holder.host, holder.port), holder.limit_s)
     except OSError as error:
         text = f"no agent answers at {holder.host}:{holder.port} for snapshots: {error}"
         raise TransportError(text) from error
-    with stream:
+    try:
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             stream.setsockopt(socket.SOL_SOCKET, option, SOCKET_BUFFER_BYTES)
-        yield Wire(stream, holder.secret, is_client=True)
+        return Wire(stream, holder.secret, is_client=True)
+    except BaseException:
+        stream.close()
+        raise

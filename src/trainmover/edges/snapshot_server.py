@@ -1,5 +1,7 @@
 """An agent's data port: hands out snapshots and keeps copies for other machines' agents.
 
+Who asks about the machine's own disk is answered by `disk_server`, on the same port.
+
 Decides who may ask (whoever knows the job's secret) and that nothing is kept whose digest differs.
 One thread accepts, one more serves each connection; each wait is bounded, and `close` ends all of
 them by closing their sockets.
@@ -14,14 +16,18 @@ from collections.abc import Callable
 
 import xxhash
 
+from trainmover.edges.disk_server import OwnDisks, answer_about_disks
 from trainmover.edges.snapshot_client import CHUNK_BYTES, send_whole
 from trainmover.edges.snapshot_store import SnapshotStore
 from trainmover.edges.snapshot_wire import (
     SOCKET_BUFFER_BYTES,
+    CheckFiles,
     EndOfBytes,
     FetchImage,
     ImageFollows,
     Kept,
+    LookAtDisk,
+    ReadFile,
     Refusal,
     StoreImage,
     Wanted,
@@ -47,8 +53,10 @@ class SnapshotServer:
         secret: Callable[[], bytes | None],
         on_stored: Callable[[], None],
         limit_s: float,
+        disks: OwnDisks,
     ) -> None:
         self._store = store
+        self._disks = disks
         self._secret = secret
         self._on_stored = on_stored
         self._limit_s = limit_s
@@ -109,6 +117,8 @@ class SnapshotServer:
                     self._hand_out(wire, message)
                 case StoreImage():
                     self._keep(wire, message)
+                case LookAtDisk() | ReadFile() | CheckFiles():
+                    answer_about_disks(wire, message, self._disks)
                 case _:
                     raise RemoteProtocolError(f"{type(message).__name__} is no request")
         except StateMismatch as error:

@@ -1,4 +1,4 @@
-"""Words and framing between agents, and between a worker and an agent, about snapshots.
+"""Words and framing between agents, workers and the controller about snapshots and disks.
 
 Both ends prove that they know the job's secret before anything else is read; each message carries a
 keyed digest and a number; bulk bytes travel bare, and a sealed message behind them carries their
@@ -78,9 +78,85 @@ class Refusal(WireMessage, frozen=True, kw_only=True):
     reason: str
 
 
+class LookAtDisk(WireMessage, frozen=True, kw_only=True):
+    """Client: what checkpoints are on this machine's own disk?"""
+
+
+class CheckpointOnDisk(msgspec.Struct, frozen=True, kw_only=True):
+    """A directory with a checkpoint's name."""
+
+    folder: str
+    """Directory of the tier: the name that the machine had when it was written."""
+    name: str
+    fingerprint: str
+    """Equal for manifests of the same files; empty: there is no valid manifest."""
+    files: tuple[tuple[str, int], ...]
+    """What is there, with sizes; of a checkpoint of many machines a part."""
+
+
+class DiskSeen(WireMessage, frozen=True, kw_only=True):
+    """Server: everything that is there."""
+
+    found: tuple[CheckpointOnDisk, ...]
+
+
+class ReadFile(WireMessage, frozen=True, kw_only=True):
+    """Client: bytes of a file there."""
+
+    folder: str
+    path: str
+    """Checkpoint and file."""
+    position: int
+    count: int
+
+
+class BytesFollow(WireMessage, frozen=True, kw_only=True):
+    """Server: so many bytes, fewer than asked for at the end of the file, behind this message."""
+
+    count: int
+
+
+class CheckFiles(WireMessage, frozen=True, kw_only=True):
+    """Client: compare these files with their checksums; they need not travel for that."""
+
+    folder: str
+    name: str
+    paths: tuple[str, ...]
+
+
+class StillChecking(WireMessage, frozen=True, kw_only=True):
+    """Server: so many bytes more were compared."""
+
+    byte_count: int
+
+
+class FilesChecked(WireMessage, frozen=True, kw_only=True):
+    """Server: what differs, with the reason."""
+
+    damages: tuple[tuple[str, str], ...]
+
+
+class Enough(WireMessage, frozen=True, kw_only=True):
+    """Client: nothing more is asked on this connection."""
+
+
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(
-    FetchImage | StoreImage | ImageFollows | Wanted | EndOfBytes | Kept | Refusal
+    FetchImage
+    | StoreImage
+    | ImageFollows
+    | Wanted
+    | EndOfBytes
+    | Kept
+    | Refusal
+    | LookAtDisk
+    | DiskSeen
+    | ReadFile
+    | BytesFollow
+    | CheckFiles
+    | StillChecking
+    | FilesChecked
+    | Enough
 )
 
 

@@ -47,6 +47,19 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     base: Version | None = None
 
 
+class DiskPart(msgspec.Struct, frozen=True, kw_only=True):
+    """Files of a checkpoint on one machine's own disk, which that machine's agent hands out."""
+
+    machine: str
+    folder: str
+    """Directory of the local tier: the name that the machine had when they were written."""
+    ranks: tuple[int, ...]
+    """Whose files are taken from there."""
+    host: str = ""
+    port: int = 0
+    """Where the agent serves them now; 0: nobody has said."""
+
+
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """A switchover from `base_generation` to generation `number`; never changes once journaled."""
 
@@ -76,7 +89,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     restore: str = ""
     """Fresh start only: checkpoint (name inside the store) that each member loads at its first
     boundary; empty: from step 0."""
+    disks: tuple[DiskPart, ...] = ()
+    """Of that checkpoint: parts on machines' own disks, for members on other machines."""
     reason: str = ""
+    renews_buckets: bool = False
+    """Members may stand at different bucket layouts of DDP: all start over at the target."""
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,6 +14,7 @@ import msgspec
 
 from trainmover.protocol.messages import (
     ChannelCount,
+    DiskPart,
     Facts,
     JobSpec,
     Mark,
@@ -194,6 +195,8 @@ class StartChosen(Record, frozen=True, kw_only=True):
     run_id: str
     history: tuple[str, ...] = ()
     """Runs that this one continues, nearest first; none if the checkpoint was asked for by name."""
+    disks: tuple[DiskPart, ...] = ()
+    """What of it is taken from machines' own disks."""
 
 
 class CheckpointBegun(Record, frozen=True, kw_only=True):
@@ -208,10 +211,13 @@ class CheckpointKept(Record, frozen=True, kw_only=True):
     """The checkpoint counts; of tier `durable`, a loss may be restored from it."""
 
     number: int
+    """0: it was found by looking, its commit was never heard of."""
     version: Version
     name: str
     is_suspect: bool = False
     tier: Tier = "durable"
+    disks: tuple[DiskPart, ...] = ()
+    """Of one that was found: what of it is taken from machines' own disks."""
 
 
 class CheckpointMissed(Record, frozen=True, kw_only=True):

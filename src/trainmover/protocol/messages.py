@@ -37,6 +37,7 @@ from trainmover.protocol.agent_messages import (
 )
 from trainmover.protocol.carried import (
     ChannelCount,
+    DiskPart,
     Edge,
     Facts,
     Held,
@@ -133,6 +134,7 @@ __all__ = [
     "CostsMeasured",
     "Coverage",
     "Differing",
+    "DiskPart",
     "Done",
     "Edge",
     "Facts",

@@ -73,6 +73,8 @@ class StandbyReady(Message, frozen=True, kw_only=True):
     """Role classes it has rehearsed; the one it is built as comes last."""
     answers: str = "loopback"
     """How crossing collectives were answered: recorded, loopback or zeros."""
+    has_first_buckets: bool = False
+    """Some DDP module has not laid out its buckets anew yet."""
 
 
 class StandbyFailed(Message, frozen=True, kw_only=True):
@@ -122,6 +124,8 @@ class Report(Message, frozen=True, kw_only=True):
     sequence_digest: str = ""
     personal: tuple[Held, ...] = ()
     edges: tuple[Edge, ...] = ()
+    has_first_buckets: bool = False
+    """Some DDP module has not laid out its buckets anew yet, or has been told to start over."""
 
 
 class InTail(Message, frozen=True, kw_only=True):

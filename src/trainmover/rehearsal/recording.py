@@ -7,12 +7,12 @@ it is used.
 
 from __future__ import annotations
 
-import mmap
 import os
 import struct
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 import torch
@@ -75,20 +75,25 @@ class Recording:
         """Open `path`. Raises RecordingError naming the file and what is wrong."""
         self.path = path
         try:
-            with open(path, "rb") as file:
-                self._data = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-        except (OSError, ValueError) as error:
+            self._file = path.open("rb")
+        except OSError as error:
             raise RecordingError(f"the recording {path} can't be read: {error}") from error
-        self.header, self._start = _read_header(self._data, path)
+        try:
+            self.header, self._start = _read_header(self._file, path)
+        except RecordingError:
+            self._file.close()
+            raise
 
     def tensors(self, entry: Entry) -> list[torch.Tensor]:
         """Values of `entry`, checked. Raises RecordingError."""
         return [self._tensor(value) for value in entry.values or ()]
 
     def _tensor(self, value: Value) -> torch.Tensor:
+        # Read and not mapped: pages of a mapped file would count as this process's memory.
         begin = self._start + value.offset
-        data = bytearray(self._data[begin : begin + value.bytes])
-        if len(data) != value.bytes or xxhash.xxh3_64(data).hexdigest() != value.checksum:
+        data = bytearray(value.bytes)
+        _fill(memoryview(data), self._file.fileno(), begin)
+        if xxhash.xxh3_64(data).hexdigest() != value.checksum:
             raise RecordingError(
                 f"{self.path} is damaged at byte {begin}: expected checksum {value.checksum}; "
                 "delete it, the next run records anew"
@@ -99,17 +104,25 @@ class Recording:
         return torch.frombuffer(data, dtype=torch.uint8).view(dtype).reshape(value.shape)
 
     def close(self) -> None:
-        """Unmap the file."""
-        self._data.close()
+        """Close the file."""
+        self._file.close()
 
 
-def _read_header(data: mmap.mmap | bytes, path: Path) -> tuple[Header, int]:
+def _fill(target: memoryview, fd: int, at: int) -> None:
+    """From any thread. A file that is too short leaves zeros, which no checksum lets pass."""
+    while target and (count := os.preadv(fd, [target], at)):
+        target, at = target[count:], at + count
+
+
+def _read_header(file: BinaryIO, path: Path) -> tuple[Header, int]:
     prefix = len(MAGIC) + LENGTH.size
-    if bytes(data[: len(MAGIC)]) != MAGIC or len(data) < prefix:
+    head = file.read(prefix)
+    if not head.startswith(MAGIC) or len(head) < prefix:
         raise RecordingError(f"{path} is no recording of this version")
-    (length,) = LENGTH.unpack(data[len(MAGIC) : prefix])
-    text = bytes(data[prefix : prefix + length])
-    checksum = bytes(data[prefix + length : prefix + length + 16])
+    (length,) = LENGTH.unpack(head[len(MAGIC) :])
+    # A damaged length must not ask for more than there is.
+    text = file.read(min(length, os.fstat(file.fileno()).st_size))
+    checksum = file.read(16)
     if len(text) != length or xxhash.xxh3_64(text).hexdigest().encode() != checksum:
         raise RecordingError(f"the header of {path} is damaged; delete it, it is recorded anew")
     try:

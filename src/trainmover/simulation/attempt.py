@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from trainmover.simulation.process import Process
 
 UNDO_S = 0.002
+LAID_OUT = 2
+"""Iterations after which a model's bucket layout changes no more."""
 
 
 @dataclass
@@ -61,6 +63,11 @@ def start(process: Process, step: int) -> None:
         memory.take_last(process, process.life.applied)
         process.later(0.001, lambda: _ask_gate(process, mine, flags.FINISH))
         return
+    layout = min(process.iterations, LAID_OUT)
+    began = seen.AttemptBegan(
+        incarnation=process.name, generation=process.generation, step=step, layout=layout
+    )
+    process.world.observe(began)
     process.later(scenario.step_s, lambda: _computed(process, mine))
 
 
@@ -107,6 +114,7 @@ def check_complete(process: Process) -> None:
         return
     process.world.moment("ready")
     mine.is_complete = True
+    process.iterations += 1
     mine.gradients = gradients
     at_gate = numbers.own_at_gate(process.numbers, mine.step)
     version = Version(step=mine.step + 1, lineage=mine.generation)
@@ -273,6 +281,7 @@ def _tail_over(
     if not _is_current(process, mine):
         return
     scenario = process.world.scenario
+    process.iterations += scenario.closure_calls - 1
     tails.keep(process)
     process.numbers = numbers.apply(
         process.numbers,
@@ -340,5 +349,6 @@ def break_generation(process: Process, edges: tuple[Edge, ...]) -> None:
 
 def _run_out(process: Process, mine: Attempt) -> None:
     if _is_current(process, mine):
+        process.iterations += 1
         process.attempt = None
         process.at_boundary(mine.step)

@@ -11,7 +11,8 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from trainmover import controller
-from trainmover.protocol.journal import AnyRecord, TermTaken
+from trainmover.protocol.journal import AnyRecord, PlanRecorded, TermTaken
+from trainmover.simulation import loading
 
 if TYPE_CHECKING:
     from trainmover.simulation.world import World
@@ -61,12 +62,19 @@ class Commander:
             tuple(self.journal),
             self.term,
             now,
+            self._start_of_job(),
         )
         self.state = move.state
         self.world.trace("controller", TermTaken(term=self.term), move.reason)
         self._take(move.commands)
         for machine in self.world.machine_list():
             self.world.link_soon(machine)
+
+    def _start_of_job(self) -> controller.Unchosen | None:
+        """With disks of machines it is chosen once agents are there (see `daemons.resume`)."""
+        has_begun = any(isinstance(record, PlanRecorded) for record in self.journal)
+        has_disks = bool(dict(self.world.spec.settings)["checkpoint.local_directory"])
+        return controller.Unchosen() if has_disks and not has_begun else None
 
     def succeed(self, old: Commander) -> None:
         """Begin beside a controller that still lives, on the same journal."""
@@ -156,8 +164,23 @@ class Commander:
             case controller.EndJob(code=code, reason=reason):
                 self.end = command
                 self.world.note(f"job ends with {code}: {reason}")
+            case controller.LookIntoStorage():
+                self._look(command)
             case controller.ToOperator() | controller.PhaseReached():
                 pass
+
+    def _look(self, order: controller.LookIntoStorage) -> None:
+        """Beside the decider: what is there when the look ends."""
+        life = self.life
+
+        def seen() -> None:
+            if life == self.life:
+                found = loading.seen(self.world, order)
+                reason = "" if found is not None else "nothing whole was found"
+                event = controller.StorageSeen(number=order.number, found=found, reason=reason)
+                self.feed(event)
+
+        self.world.schedule.after(self.world.scenario.move_s, seen)
 
     def _is_crashing(self) -> bool:
         if self.crash_after < 0:

@@ -37,10 +37,12 @@ def prepare_phase_one(process: Process, plan: Plan) -> None:
         switch = process.life.switch
         if switch is None or switch.plan.number != plan.number:
             return
-        if not missing:
+        # Stayers must have their first steps behind them: the joiner has.
+        is_settled = not process.life.is_member or process.iterations >= attempt.LAID_OUT
+        if not missing and is_settled:
             process.feed(worker_events.PhaseOneDone(number=plan.number))
         elif tries > 200:
-            edge = Edge(peer=missing[0], reason="no answer")
+            edge = Edge(peer=(missing or plan.joiners)[0], reason="no answer")
             process.feed(worker_events.PhaseOneBroke(number=plan.number, edge=edge))
         else:
             process.later(0.1, lambda: look(tries + 1))
@@ -90,6 +92,8 @@ def start(process: Process, plan: Plan) -> None:
     process.cut_over = work
     process.restore = plan if plan.restore else None
     tails.go_back(process, plan)
+    if plan.renews_buckets:
+        process.iterations = 0
     process.world.moment("cut_over")
     mark = CutMark(plan.number)
     for peer in work.peers:

@@ -6,6 +6,7 @@ liveness can be demanded.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from trainmover import agent, controller
@@ -87,6 +88,18 @@ def _kill_all_machines(world: World, fault: Fault) -> None:
     del fault
     for victim in _machines(world):
         _end_machine(world, victim, is_silent=False)
+
+
+def _reboot_all_machines(world: World, fault: Fault) -> None:
+    """A power cut: memory is gone everywhere, and every machine comes back with its disk."""
+    del fault
+    for victim in _machines(world):
+        world.losses.append(victim.name)
+        world.note(f"power cut at {victim.name}")
+        victim.die(is_silent=False)
+        world.schedule.after(
+            world.scenario.revive_s or 2.0, partial(victim.revive, keeps_disk=True)
+        )
 
 
 def _end_machine(world: World, victim: Machine, *, is_silent: bool) -> None:
@@ -252,6 +265,7 @@ STRIKES = {
     "kill_worker": _kill_worker,
     "kill_machine": _kill_machine,
     "kill_all_machines": _kill_all_machines,
+    "reboot_all_machines": _reboot_all_machines,
     "silence_machine": _silence_machine,
     "freeze_machine": _freeze_machine,
     "stop_worker": _stop_worker,

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainmover.checks import observations as seen
-from trainmover.protocol.messages import Edge, Plan, Source
+from trainmover import controller
+from trainmover.checks import observations as observed
+from trainmover.controller.kept import TimeLine
+from trainmover.protocol.messages import DiskPart, Edge, Plan, Source, Version
 from trainmover.simulation.channels import CutOverWork
 from trainmover.worker import events as worker_events
 
 if TYPE_CHECKING:
+    from trainmover.simulation.memory import Copy
     from trainmover.simulation.process import Process
+    from trainmover.simulation.world import World
 
 
 def ask(process: Process, work: CutOverWork) -> None:
@@ -43,7 +47,9 @@ def _arrive(process: Process, work: CutOverWork, source: Source) -> None:
         return
     process.numbers = copy.numbers
     work.is_loaded = True
-    loaded = seen.SnapshotLoaded(incarnation=process.name, number=plan.number, version=copy.version)
+    loaded = observed.SnapshotLoaded(
+        incarnation=process.name, number=plan.number, version=copy.version
+    )
     world.observe(loaded)
     work.proceed()
 
@@ -52,12 +58,65 @@ def restore(process: Process, plan: Plan) -> None:
     """A fresh start from a checkpoint: this rank's state at the plan's target."""
     world = process.world
     rank = plan.membership.rank_of(process.name)
-    copies = world.durable.get(plan.restore)
-    if copies is None or rank not in copies:
+    copy = None if rank is None else _copy_of(process, plan, rank)
+    if copy is None:
         world.fail("CK-1", f"{process.name} is to load {plan.restore}, which is not there")
         return
-    process.numbers = copies[rank].numbers
-    loaded = seen.SnapshotLoaded(
-        incarnation=process.name, number=plan.number, version=copies[rank].version
+    process.numbers = copy.numbers
+    loaded = observed.SnapshotLoaded(
+        incarnation=process.name, number=plan.number, version=copy.version
     )
     world.observe(loaded)
+
+
+def _copy_of(process: Process, plan: Plan, rank: int) -> Copy | None:
+    """From this machine's disk, the disk that the plan names, or the storage of all."""
+    world = process.world
+    machines = [process.machine, *(part.machine for part in plan.disks if rank in part.ranks)]
+    for name in machines:
+        found = world.machines[name].disk.get(plan.restore, {}).get(rank)
+        if found is not None and world.machines[name].is_alive:
+            return found
+    return world.durable.get(plan.restore, {}).get(rank)
+
+
+def seen(world: World, order: controller.LookIntoStorage) -> controller.Restored | None:
+    """What a look finds: the newest checkpoint of which every rank's part is somewhere."""
+    lines = [TimeLine(target=Version(step=step), number=number) for step, number in order.left]
+    found = whole_checkpoints(world, order)
+    sound = [
+        (version, name)
+        for name, (version, _) in found.items()
+        if not any(line.voids(version) for line in lines)
+    ]
+    if not sound:
+        return None
+    version, name = max(sound)
+    holders = found[name][1]
+    parts = tuple(
+        DiskPart(machine=machine, folder=machine, ranks=tuple(ranks))
+        for machine, ranks in sorted(holders.items())
+    )
+    return controller.Restored(name=name, version=version, run_id="run", disks=parts)
+
+
+def whole_checkpoints(
+    world: World, order: controller.LookIntoStorage
+) -> dict[str, tuple[Version, dict[str, list[int]]]]:
+    """Version, and ranks by the machine that has them on its disk, of what is complete."""
+    disks = [disk.machine for disk in order.disks if world.machines[disk.machine].is_alive]
+    names = {*world.durable, *(n for machine in disks for n in world.machines[machine].disk)}
+    whole = {}
+    for name in sorted(names):
+        copies = dict(world.durable.get(name, {}))
+        holders: dict[str, list[int]] = {}
+        for machine in disks:
+            mine = world.machines[machine].disk.get(name, {})
+            news = [rank for rank in sorted(mine) if rank not in copies]
+            if news:
+                holders[machine] = news
+            copies |= {rank: mine[rank] for rank in news}
+        is_sound = not any(copy.is_suspect for copy in copies.values())
+        if len(copies) == world.scenario.world_size and is_sound:
+            whole[name] = (next(iter(copies.values())).version, holders)
+    return whole

@@ -123,15 +123,16 @@ class Machine:
             self.world.unlink(self)
         self.exits = []
 
-    def revive(self) -> None:
-        """The machine is back with nothing on it."""
+    def revive(self, *, keeps_disk: bool = False) -> None:
+        """The machine is back, with nothing on it but maybe its disk."""
         if self.is_alive or self.has_left:
             return
         self.world.unlink(self)
         self.is_alive = True
         self.processes = {}
         self.exits = []
-        self.disk, self.staged = {}, {}
+        if not keeps_disk:
+            self.disk, self.staged = {}, {}
         self.start()
 
     # ------------------------------------------------------------------ the decider

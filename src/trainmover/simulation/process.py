@@ -87,6 +87,8 @@ class Process:
         self.kept: tails.Kept | None = None
         self.gate_frames: dict[tuple[int, int], GateFrame] = {}
         self.attempt_count = 0
+        self.iterations = 0
+        """Iterations since its models' bucket layout was the first one."""
         self.last_gate = -1
         self.slots = Slots()
         self.restore: Plan | None = None
@@ -266,6 +268,7 @@ class Process:
         self.attempt = self.tail = self.kept = None
         self.gate = None
         self.attempt_count = 2 if is_loopback else 0
+        self.iterations = self.attempt_count * self.world.scenario.closure_calls
 
         def built() -> None:
             if life != self.main_life:
@@ -290,6 +293,7 @@ class Process:
             attempts=self.attempt_count,
             sequence_digest="settled",
             can_go_back=tails.can_go_back(self, step),
+            has_first_buckets=self.iterations < attempt.LAID_OUT,
         )
         self.feed(event)
 

@@ -100,6 +100,11 @@ class Scenario:
         """Ranks of the job."""
         return self.machines * self.workers_per_machine
 
+    @property
+    def closure_calls(self) -> int:
+        """Iterations in a whole step; one that is undone has had its first one only."""
+        return 3 if self.seed % 4 == 3 else 1
+
     def level_after(self, step: int) -> int:
         """Level of the snapshot that the cadence wants behind `step`."""
         if self.checkpoint_every and (step + 1) % self.checkpoint_every == 0:

@@ -24,13 +24,14 @@ from trainmover.protocol.journal import (
     StoppedRecorded,
     encode_record,
 )
-from trainmover.protocol.messages import FromAgentMessage, JobSpec, ToAgentMessage, Version
+from trainmover.protocol.messages import FromAgentMessage, JobSpec, ToAgentMessage
 from trainmover.simulation import cutting, faults, numbers
 from trainmover.simulation.channels import Channel
 from trainmover.simulation.commander import Commander
 from trainmover.simulation.machine import Machine
 from trainmover.simulation.memory import Copy, Memory
 from trainmover.simulation.process import Process
+from trainmover.simulation.restorable import restorable_version
 from trainmover.simulation.scenario import Scenario
 from trainmover.simulation.schedule import Schedule
 from trainmover.worker.lifecycle import LifecycleConfig
@@ -340,61 +341,3 @@ class World:
         """Something that a fault may wait for happens now."""
         if self.armed:
             faults.moment(self, name)
-
-
-def restorable_version(world: World) -> int | None:
-    """Step at which every rank's state exists somewhere reachable; None if there is none."""
-    found = _live_version(world)
-    if found is None and world.durable:
-        found = max(next(iter(copies.values())).version.step for copies in world.durable.values())
-    return found if found is not None else _kept_version(world)
-
-
-def _kept_version(world: World) -> int | None:
-    """Step of a version that reachable agents hold of every rank."""
-    ranks: dict[Version, set[int]] = {}
-    for machine in world.machine_list():
-        memory = machine.memory
-        is_reachable = machine.is_agent_alive and machine.is_linked
-        if memory is None or not is_reachable or world.is_cut("controller", machine.name):
-            continue
-        for rank, version in {*memory.own, *memory.peers}:
-            if memory.read(rank, version) is not None and not world.checker.is_void(version):
-                ranks.setdefault(version, set()).add(rank)
-    whole = [v.step for v, have in ranks.items() if len(have) == world.scenario.world_size]
-    return max(whole, default=None)
-
-
-def _live_version(world: World) -> int | None:
-    """Step at which every rank's state exists on a live, reachable process; None if there is none.
-
-    Errs on the side of None: only processes that run and whose machine the controller can reach
-    count.
-    """
-    now = world.schedule.now
-    committed = max(world.checker.book.committed, default=0)
-    plan = world.checker.book.plans.get(committed)
-    if plan is None:
-        return None
-    here = [
-        process
-        for _, process in sorted(world.processes.items())
-        if process.is_alive
-        and process.stopped_until <= now
-        and process.host.is_linked
-        and world.cuts.get(world.path("controller", process.machine), 0) <= now
-    ]
-    members = [process for process in here if process.generation == committed]
-    if not members:
-        return None
-    newest = max(process.life.applied for process in members)
-    if newest.step == 0:
-        return 0
-    ranks = {process.life.rank for process in members}
-    for rank in range(world.scenario.world_size):
-        if rank not in ranks and world.scenario.is_sharded:
-            return None
-        copies = [process.personal.get((rank, newest), (0, False)) for process in members]
-        if rank not in ranks and not any(is_final for _, is_final in copies):
-            return None
-    return newest.step

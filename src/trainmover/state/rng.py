@@ -29,7 +29,15 @@ from trainmover.state.tensors import bytes_digest
 
 _PYTHON: Final = struct.Struct("<B625Id?")
 _NUMPY: Final = struct.Struct("<I?d")
-_ACCELERATORS: Final = ("cuda", "xpu")
+_ACCELERATORS: Final = tuple(
+    kind
+    for kind, is_built in (
+        ("cuda", torch.backends.cuda.is_built() or torch.version.hip is not None),
+        ("xpu", torch.xpu._is_compiled()),
+    )
+    if is_built
+)
+"""Those that this build of torch can have at all."""
 
 
 class RngState(msgspec.Struct, frozen=True, array_like=True):

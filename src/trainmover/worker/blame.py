@@ -9,6 +9,8 @@ from __future__ import annotations
 import errno
 import re
 
+from trainmover.errors import DiskLost
+
 MACHINE_ERRNOS: dict[int, str] = {
     errno.EIO: "a device does not answer",
     errno.ENOSPC: "its disk is full",
@@ -56,6 +58,8 @@ def machine_cause(error: BaseException) -> str:
 def _cause_of(error: BaseException) -> str | None:
     if isinstance(error, MemoryError):
         return "out of memory"
+    if isinstance(error, DiskLost):
+        return "another machine's disk gave no answer"
     if isinstance(error, OSError) and error.errno in MACHINE_ERRNOS:
         return f"{errno.errorcode[error.errno]}: {MACHINE_ERRNOS[error.errno]}"
     if isinstance(error, (RuntimeError, OSError)):

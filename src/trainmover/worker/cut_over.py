@@ -173,7 +173,10 @@ class CutOverRun:
         """A joiner has several steps behind it; stayers must have DDP's first ones behind them."""
         stepper = self._runtime.stepper
         limit = self._runtime.config.settle_attempts_max
-        return stepper is not None and (stepper.watch.is_settled or stepper.attempts >= limit)
+        if stepper is None or stepper.watch.is_settled:
+            return stepper is not None
+        limit *= max(1, len(stepper.part_names or ()))
+        return stepper.attempts - stepper.buckets.renewed_at >= limit
 
     def _advance_member(self) -> None:
         if not (self._is_channel_ready and self._is_adopted and self._is_preparing):

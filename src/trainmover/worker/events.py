@@ -67,6 +67,8 @@ class BoundaryReached(LocalEvent, frozen=True, kw_only=True):
     """Standby: role classes it has rehearsed, the one it is built as last."""
     answers: str = "loopback"
     """Standby: how crossing collectives were answered."""
+    has_first_buckets: bool = False
+    """Some DDP module has not laid out its buckets anew yet."""
 
 
 class GateRequested(LocalEvent, frozen=True, kw_only=True):

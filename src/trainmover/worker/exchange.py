@@ -143,7 +143,7 @@ class Exchange:
             return stepper.boundary_personal
         held = self._runtime.store.get(rank, step)
         names = None if stepper is None else stepper.own.names
-        if held is None or names is None:
+        if held is None or names is None or held.is_whole:
             return held
         # Sent in front of the first gate, which then showed that some leaves are shared: those
         # change behind the gate, and a joiner gets them from its replica.

@@ -11,8 +11,6 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torch.nn.parallel import DistributedDataParallel
-
 from trainmover.errors import RecordingError
 from trainmover.protocol.messages import KeepRecording, RecordingStored, RoleClass
 from trainmover.rehearsal.caches import SUFFIX as CACHES_SUFFIX
@@ -52,11 +50,8 @@ class FirstIterations:
     def __init__(self, runtime: Runtime, inventory: Inventory, rank: int) -> None:
         self._runtime = runtime
         self._rank = rank
-        self._has_ddp = any(
-            isinstance(module, DistributedDataParallel)
-            for model in inventory.models
-            for module in model.modules()
-        )
+        stepper = runtime.stepper
+        self._has_ddp = stepper is not None and bool(stepper.buckets.modules)
         self._wanted = DDP_ITERATIONS if self._has_ddp else 1
         self._state = state_digest(inventory)
         self._fingerprint = job_fingerprint(runtime)
@@ -84,7 +79,7 @@ class FirstIterations:
             self._recorder.begin()
 
     def undone(self) -> None:
-        """The attempt is repeated."""
+        """The attempt is repeated, or all ranks' buckets start over."""
         if self._recorder is None or self._is_complete:
             return
         if self._has_ddp:

@@ -11,6 +11,9 @@ Invariants upheld here: I1 (no tainted contribution), I3 (nothing passes after a
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, Final
+
 from msgspec.structs import replace
 
 from trainmover.protocol import exits
@@ -65,6 +68,7 @@ from trainmover.worker.events import (
 )
 from trainmover.worker.lifecycle_break import (
     break_generation,
+    has_gap,
     is_waiting,
     notice_pause,
     on_channel_broken,
@@ -161,20 +165,22 @@ def transition(state: WorkerState, event: Event, now: Instant) -> Transition:
     """
     if isinstance(state.main, Ended):
         return stay(state, "this process ends")
-    if isinstance(event, ToWorkerBody):
+    paused = notice_pause(state, now) if has_gap(state, now) else None
+    before = paused.state if paused is not None else state
+    if (in_a_step := _IN_A_STEP.get(type(event))) is not None:
+        move = in_a_step(before, event, now)
+    elif isinstance(event, ToWorkerBody):
         if event.term < state.term:
             return stay(replace(state, seen_at=now), "an old controller")
-        state = replace(state, term=event.term, heard_at=now)
-        paused = notice_pause(state, now)
-        move = _on_message(paused.state, event, now)
+        move = _on_message(replace(before, term=event.term, heard_at=now), event, now)
     else:
-        paused = notice_pause(state, now)
-        move = _on_local(paused.state, event, now)
-    if paused.commands:
+        move = _on_local(before, event, now)
+    if paused is not None and paused.commands:
         move = join(paused, move)
-    reported = report_if_settled(move.state, now)
-    if reported.commands:
-        move = join(move, reported)
+    if move.state.promise > move.state.generation:
+        reported = report_if_settled(move.state, now)
+        if reported.commands:
+            move = join(move, reported)
     return Transition(_timed(state, move.state, now), move.commands, move.reason)
 
 
@@ -187,16 +193,19 @@ def _timed(before: WorkerState, state: WorkerState, now: Instant) -> WorkerState
     return replace(state, seen_at=now, waiting_since=since)
 
 
+_IN_A_STEP: Final[dict[type, Callable[[WorkerState, Any, Instant], Transition]]] = {
+    BoundaryReached: on_boundary,
+    GateRequested: on_gate_requested,
+    PersonalReceived: on_personal,
+    GateCompleted: on_gate_completed,
+}
+"""Found at once: a step has five of these, each when nothing is in a cache."""
+
+
 def _on_local(state: WorkerState, event: Local, now: Instant) -> Transition:
     match event:
-        case BoundaryReached():
-            return on_boundary(state, event, now)
-        case GateRequested():
-            return on_gate_requested(state, event, now)
-        case PersonalReceived():
-            return on_personal(state, event, now)
-        case GateCompleted():
-            return on_gate_completed(state, event, now)
+        case BoundaryReached() | GateRequested() | PersonalReceived() | GateCompleted():
+            return _IN_A_STEP[type(event)](state, event, now)
         case ChannelBroken():
             return on_channel_broken(state, event, now)
         case Poisoned():
@@ -250,15 +259,14 @@ def _on_message(state: WorkerState, event: ToWorkerBody, now: Instant) -> Transi
 
 
 def _on_end(state: WorkerState, event: Fence | Complete | StopAtBoundary | StopNow) -> Transition:
+    ended = replace(state, main=Ended(), outbox=())
     match event:
         case Fence(generation=generation, reason=reason):
             if generation < state.generation:
                 return stay(state, "an old fence")
-            ended = replace(state, main=Ended(), outbox=())
             command = StopWorker(code=exits.INTERRUPTED, reason=reason, is_fenced=True)
             return Transition(ended, (command,), f"fenced: {reason}")
         case Complete():
-            ended = replace(state, main=Ended(), outbox=())
             if isinstance(state.main, Finished | HeldInGate | InGate):
                 return Transition(ended, (FinishMain(),), "every rank has finished")
             return stop(state, exits.COMPLETED, "the job is complete")
@@ -351,9 +359,8 @@ def _on_tick(state: WorkerState, now: Instant) -> Transition:
     if lost_at is not None and now >= lost_at:
         return _controller_lost(state, now)
     repeated = _resend(state, now, is_forced=False)
-    if not isinstance(state.main, Ready):
-        return repeated
-    return join(repeated, try_contribute(repeated.state, now))
+    is_ready = isinstance(state.main, Ready)
+    return join(repeated, try_contribute(repeated.state, now)) if is_ready else repeated
 
 
 def _too_long(state: WorkerState, name: str, now: Instant) -> Transition:
@@ -362,11 +369,9 @@ def _too_long(state: WorkerState, name: str, now: Instant) -> Transition:
     if name == "run_out":
         waited = in_seconds(run_out_limit_ns(state))
         return stop(state, exits.INTERRUPTED, f"W10: running out took over {waited:.1f} s")
-    if name == "tail":
-        waited = state.config.tail_timeout_s
-        return stop(state, exits.INTERRUPTED, f"W10: the tail took over {waited:.0f} s")
-    waited = state.config.build_timeout_s
-    return stop(state, exits.INTERRUPTED, f"main built for over {waited:.0f} s")
+    waited = state.config.tail_timeout_s if name == "tail" else state.config.build_timeout_s
+    text = "W10: the tail took over" if name == "tail" else "main built for over"
+    return stop(state, exits.INTERRUPTED, f"{text} {waited:.0f} s")
 
 
 def _controller_lost(state: WorkerState, now: Instant) -> Transition:
@@ -379,13 +384,17 @@ def _controller_lost(state: WorkerState, now: Instant) -> Transition:
 
 def next_deadline(state: WorkerState) -> Instant | None:
     """When `Tick` is due at the latest; None: only another event changes anything."""
+    soonest: Instant | None = None
     if isinstance(state.main, Ended):
-        return None
-    resends = [_resend_at(state, item) for item in state.outbox] if state.is_link_up else []
-    limit, _ = _limit(state)
-    watch: Instant | None = None
+        return soonest
     if state.is_member and isinstance(state.main, Running | Ready | InGate):
-        watch = after(state.seen_at, seconds(state.config.pause_limit_s / 2))
-    if isinstance(state.main, Ready) and state.suspect_until > state.seen_at:
-        watch = earliest(watch, state.suspect_until)
-    return earliest(limit, _controller_limit(state), watch, *resends)
+        soonest = after(state.seen_at, seconds(state.config.pause_limit_s / 2))
+        if isinstance(state.main, Ready) and state.suspect_until > state.seen_at:
+            soonest = earliest(soonest, state.suspect_until)
+    if state.outbox and state.is_link_up:
+        soonest = earliest(soonest, *(_resend_at(state, item) for item in state.outbox))
+    if not isinstance(state.main, Running):
+        soonest = earliest(soonest, _limit(state)[0])
+    if state.waiting_since is None and state.link_down_since is None:
+        return soonest
+    return earliest(soonest, _controller_limit(state))

@@ -205,6 +205,12 @@ def on_tail_struck(state: WorkerState, event: TailStruck, now: Instant) -> Trans
     return stay(replace(state, main=Tail(main.step, now, True)), "the tail is cut short")
 
 
+def has_gap(state: WorkerState, now: Instant) -> bool:
+    """Whether so much time has passed since the last event that this process may have been
+    stopped."""
+    return state.seen_at > 0 and now - state.seen_at > seconds(state.config.pause_limit_s)
+
+
 def notice_pause(state: WorkerState, now: Instant) -> Transition:
     """W5: a process that was stopped has perhaps been replaced.
 
@@ -212,8 +218,7 @@ def notice_pause(state: WorkerState, now: Instant) -> Transition:
     its contribution, because a long silence there may as well be the script's doing.
     """
     gap = now - state.seen_at
-    is_long = state.seen_at > 0 and gap > seconds(state.config.pause_limit_s)
-    if not (is_long and state.is_member and state.follows("pause")):
+    if not (has_gap(state, now) and state.is_member and state.follows("pause")):
         return stay(state, "")
     if isinstance(state.main, Running):
         until = after(now, seconds(state.config.confirm_s))
@@ -319,6 +324,7 @@ def report_of(state: WorkerState) -> Report:
         sequence_digest=state.sequence_digest,
         personal=tuple(sorted(state.personal, key=lambda held: (held.owner_rank, held.version))),
         edges=state.edges,
+        has_first_buckets=state.has_first_buckets,
     )
 
 
@@ -327,8 +333,14 @@ def is_parked_standby(state: WorkerState) -> bool:
     return not state.is_member and isinstance(state.main, Parked)
 
 
+IN_A_STEP = frozenset((Running, RunningOut, Ready, InGate, Tail))
+"""Places of a `main` that goes on by itself."""
+
+
 def is_waiting(state: WorkerState) -> bool:
     """Whether only a word of the controller lets this worker go on: a bounded wait (I12)."""
+    if type(state.main) in IN_A_STEP:
+        return isinstance(state.switch, CuttingOver | Prepared)
     match state.main:
         case Ended() | NotEntered() | Rehearsing() | Parked():
             if state.is_frozen:

@@ -254,6 +254,7 @@ def _stand_by_again(state: WorkerState, now: Instant) -> Transition:
         attempts=state.attempts,
         sequence_digest=state.sequence_digest,
         can_adopt_in_place=state.can_adopt_in_place,
+        has_first_buckets=state.has_first_buckets,
     )
     return replace_reason(post(state, body, now), "a standby again")
 

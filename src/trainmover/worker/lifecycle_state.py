@@ -1,9 +1,8 @@
 """State of one worker's lifecycle: where `main` is, which switchover is open, what is unanswered.
 
 Decides nothing: the handlers in the other `lifecycle_*` modules move this state, and
-`lifecycle.transition` dispatches to them. One frozen dataclass per place `main` can be in (the
-worker states of the protocol), one per stage of an open switchover; both are independent, because
-training goes on while a switchover is prepared.
+`lifecycle.transition` dispatches to them. One frozen dataclass per place `main` can be in, one per
+stage of an open switchover; both are independent: training goes on while one is prepared.
 """
 
 from __future__ import annotations
@@ -302,6 +301,7 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
     attempts: int = 0
     sequence_digest: str = ""
     can_adopt_in_place: bool = True
+    has_first_buckets: bool = False
     personal: tuple[Held, ...] = ()
     main: Main = NotEntered()
     switch: Switch | None = None

@@ -125,6 +125,7 @@ def _noted(state: WorkerState, event: BoundaryReached) -> WorkerState:
         attempts=event.attempts,
         sequence_digest=event.sequence_digest,
         can_adopt_in_place=event.can_adopt_in_place,
+        has_first_buckets=event.has_first_buckets,
     )
 
 
@@ -140,6 +141,7 @@ def _parked(state: WorkerState, rank: int, event: BoundaryReached, now: Instant)
         seconds=event.seconds,
         classes=event.classes,
         answers=event.answers,
+        has_first_buckets=event.has_first_buckets,
     )
     move = post(replace(state, main=Parked(rank)), ready, now)
     if isinstance(state.switch, Accepted):
@@ -208,7 +210,10 @@ def start_cut_over(state: WorkerState, now: Instant) -> Transition:
     """`main` is where the accepted plan wants it (or nowhere that matters): swap channels."""
     assert isinstance(state.switch, Accepted)
     plan = state.switch.plan
-    moved = marked(replace(state, switch=CuttingOver(plan)), "cut_over", now)
+    # Said at once: another plan may overtake this one when its buckets have been started over.
+    has_first_buckets = state.has_first_buckets or plan.renews_buckets
+    moved = replace(state, switch=CuttingOver(plan), has_first_buckets=has_first_buckets)
+    moved = marked(moved, "cut_over", now)
     return Transition(moved, (CutOver(plan=plan),), f"cuts over to generation {plan.number}")
 
 

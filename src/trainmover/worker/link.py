@@ -24,7 +24,8 @@ BACKLOG_FRAMES = 4096
 
 
 class AgentLink:
-    """Frames to and from the agent. All methods on the I/O thread, `tell` on any."""
+    """Frames to and from the agent. All methods on the I/O thread (or in its place, see
+    `Engine.try_turn`), `tell` on any."""
 
     def __init__(self, engine: Engine, path: str, incarnation: str) -> None:
         self._engine = engine
@@ -33,6 +34,7 @@ class AgentLink:
         self._socket: socket.socket | None = None
         self._buffer = FrameBuffer()
         self._out = bytearray()
+        self._wants_write = False
         self._backlog: list[bytes] = []
         self._retry_s = RETRY_S
         self._is_closed = False
@@ -63,6 +65,7 @@ class AgentLink:
         for data in self._backlog:
             self._out += data
         self._backlog = []
+        self._wants_write = False
         self._engine.watch(sock.fileno(), self._readable, self._flush)
         self._flush()
         self.on_up()
@@ -76,9 +79,17 @@ class AgentLink:
 
     def tell(self, message: Message) -> None:
         """Like `send`, but kept while the link is down. Any thread."""
-        if not self._engine.on_thread():
-            self._engine.submit(lambda: self.tell(message))
-            return
+        if self._engine.on_thread():
+            self._tell(message)
+        elif self._engine.try_turn():  # cheaper than to wake the I/O thread for it
+            try:
+                self._tell(message)
+            finally:
+                self._engine.end_turn()
+        else:
+            self._engine.submit(lambda: self._tell(message))
+
+    def _tell(self, message: Message) -> None:
         if self._socket is None:
             self._backlog.append(frame(message))
             del self._backlog[:-BACKLOG_FRAMES]
@@ -97,7 +108,9 @@ class AgentLink:
         except OSError:
             self._lost()
             return
-        self._engine.modify(self._socket.fileno(), bool(self._out))
+        if self._wants_write != bool(self._out):
+            self._wants_write = bool(self._out)
+            self._engine.modify(self._socket.fileno(), self._wants_write)
 
     def _readable(self) -> None:
         if self._socket is None:
@@ -125,7 +138,7 @@ class AgentLink:
         self._engine.unwatch(self._socket.fileno())
         self._socket.close()
         self._socket = None
-        self.on_down()
+        self._engine.submit(self.on_down)  # this may be the thread that told something
         self._engine.call_later(self._retry_s, self.connect)
 
     def _become_child(self) -> None:

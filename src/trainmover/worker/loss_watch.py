@@ -20,6 +20,8 @@ LEAST: Final = 16
 """So many are needed before one can be called a spike."""
 SPIKE: Final = 8.0
 """In median deviations above the median: noise of a mini-batch stays below that."""
+LEAST_SPREAD: Final = 1e-3
+"""Least median deviation, as a part of the median."""
 UNSTABLE_STEPS: Final = 50
 """How long a spike or a value that was not finite counts as unstable."""
 
@@ -63,8 +65,10 @@ class LossWatch:
         if len(self._recent) < LEAST:
             return False
         middle = median(self._recent)
+        if value <= middle + SPIKE * LEAST_SPREAD * abs(middle):
+            return False
         spread = median(abs(each - middle) for each in self._recent)
-        return value > middle + SPIKE * max(spread, 1e-3 * abs(middle))
+        return value > middle + SPIKE * max(spread, LEAST_SPREAD * abs(middle))
 
     @property
     def is_non_finite(self) -> bool:

@@ -86,7 +86,7 @@ class MainSide:
         """On the I/O thread: `plan` is committed; a fresh start may begin with a checkpoint."""
         self.restore = None
         if plan.is_fresh_start and plan.restore:
-            self.restore = orders.Restore(plan.restore, plan.target)
+            self.restore = orders.Restore(plan.restore, plan.target, plan.disks)
 
     def link_up(self) -> None:
         """On the I/O thread: an agent that has just come up must know of all snapshots."""

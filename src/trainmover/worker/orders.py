@@ -10,7 +10,7 @@ import queue
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from trainmover.protocol.messages import Plan, Rehearsal, Version
+from trainmover.protocol.messages import DiskPart, Plan, Rehearsal, Version
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +19,8 @@ class Restore:
 
     name: str
     target: Version
+    disks: tuple[DiskPart, ...] = ()
+    """What of it other machines' disks have."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,8 @@ class Personal(msgspec.Struct, frozen=True, kw_only=True):
     """What `step.log` recorded in front of the gate of step version.step - 1."""
     replicas: tuple[int, ...] = ()
     """Ranks whose bulk state is equal to this rank's; some of them where there are many."""
+    is_whole: bool = False
+    """All small objects, from behind the update: which of them are own is not known yet."""
 
 
 _encoder = msgspec.msgpack.Encoder()

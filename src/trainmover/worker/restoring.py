@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 
 from trainmover.checkpoint.bounded import Limits, Watch
 from trainmover.checkpoint.reader import Checkpoint, load
+from trainmover.checkpoint.remote_disk import RemoteDisk
 from trainmover.checkpoint.tiers import open_named, open_tiers
-from trainmover.errors import CheckpointError, ShardCorrupt, ShardMissing, StateMismatch
+from trainmover.edges.disk_client import DiskClient
+from trainmover.errors import CheckpointError, DiskLost, ShardCorrupt, ShardMissing, StateMismatch
 from trainmover.protocol.messages import Version
 from trainmover.worker.another_size import taken_over
 from trainmover.worker.loading import (
@@ -25,23 +27,27 @@ from trainmover.worker.loading import (
 from trainmover.worker.script_values import name_differences, values_of
 
 if TYPE_CHECKING:
+    from trainmover.worker.orders import Restore
+    from trainmover.worker.snapshot_side import SnapshotSide
     from trainmover.worker.stepper import Stepper
 
 STALL_S = 60.0
 
 
-def restore(stepper: Stepper, name: str, target: Version) -> None:
-    """Stand at `target`, with the state of checkpoint `name`.
+def restore(stepper: Stepper, begin: Restore) -> None:
+    """Stand at the target, with the state of the checkpoint that is named.
 
     Called on: the main thread of a rank that has just built its objects.
     Raises: CheckpointError, StateMismatch, ConfigError.
     """
     side = stepper.host.snapshots
     assert side is not None
+    name, target = begin.name, begin.target
     config = side.keeping.checkpoint
     limits = Limits(stall_s=min(STALL_S, config.load_timeout_s), total_s=config.load_timeout_s)
 
-    stores = open_tiers(config, side.machine)
+    others = _other_disks(side, begin)
+    stores = open_tiers(config, side.machine, others)
 
     def work(watch: Watch) -> Loaded:
         failure: CheckpointError | None = None
@@ -54,7 +60,17 @@ def restore(stepper: Stepper, name: str, target: Version) -> None:
         raise failure
 
     dtypes, script = buffer_dtypes(stepper.inventory), values_of(stepper.inventory)
-    loaded = load(work, what=f"checkpoint {name}", limits=limits)
+    try:
+        loaded = load(work, what=f"checkpoint {name}", limits=limits)
+    except CheckpointError as error:
+        lost = [disk.location for disk in others.values() if disk.is_lost]
+        if not lost:
+            raise
+        # Not the script's fault: the job is led back once it is known who is gone.
+        raise DiskLost(f"{', '.join(lost)} gave no answer: {error}") from error
+    finally:
+        for disk in others.values():
+            disk.close()
     personal = loaded.personals[0]
     if not loaded.is_same_size:
         personal = taken_over(stepper, loaded.personals)
@@ -70,6 +86,21 @@ def restore(stepper: Stepper, name: str, target: Version) -> None:
     is_exact = loaded.is_same_size and not loaded.casts
     stepper.restored.begin(f"checkpoint {name}", loaded.values, is_exact=is_exact)
     stepper.host.mark("checkpoint loaded")
+
+
+def _other_disks(side: SnapshotSide, begin: Restore) -> dict[str, RemoteDisk]:
+    """Disks of other machines, as tiers; connected to when something is read there."""
+    disks = [
+        RemoteDisk(
+            DiskClient(side.holder(part.host, part.port)),
+            part.machine,
+            part.folder,
+            ranks=part.ranks,
+        )
+        for part in begin.disks
+        if part.port and part.machine != side.machine
+    ]
+    return {disk.location: disk for disk in disks}
 
 
 def _take(stepper: Stepper, checkpoint: Checkpoint, target: Version, allows_cast: bool) -> Loaded:

@@ -47,6 +47,7 @@ class Roles:
         if plan.is_rollback:
             self.receive(plan)
             return False
+        self._renew_buckets(plan)
         if plan.target.step < stepper.version.step:
             self._go_back(plan)
         if plan.kind == "unplanned" and plan.joiners and stepper.metrics.drop_late():
@@ -61,6 +62,11 @@ class Roles:
         stepper.host.settled(plan)
         return False
 
+    def _renew_buckets(self, plan: Plan) -> None:
+        """Members may stand at different layouts of DDP's buckets: every one starts over."""
+        if plan.renews_buckets:
+            self._stepper.buckets.renew()
+
     def _go_back(self, plan: Plan) -> None:
         """Another rank's tail was cut short: the step that ends in it is repeated by all."""
         stepper = self._stepper
@@ -71,6 +77,8 @@ class Roles:
 
     def shared_digest_now(self) -> int:
         stepper = self._stepper
+        if not stepper.own.are_names_sure:
+            return 0
         own = set(stepper.inventory.small_names) if stepper.own.names is None else stepper.own.names
         value = 0
         for name in stepper.inventory.small_names:
@@ -139,6 +147,7 @@ class Roles:
 
     def receive(self, plan: Plan) -> None:
         """Fetch and verify the state that `plan` names for this rank."""
+        self._renew_buckets(plan)
         if plan.is_rollback:
             self._roll_back(plan)
         else:
@@ -229,7 +238,7 @@ class Roles:
         stepper.is_shadow = False
         if stepper.host.walk is not None:
             stepper.host.walk.adopted()
-        stepper.gate_personal = None
+        stepper.gate_personal = stepper.boundary_personal = None
         if stepper.rank == 0 and personal.logged and not is_ours:
             # The lost primary may have passed the gate and died before telling its log line.
             behind = stepper.step_index if stepper.parts_done else stepper.step_index - 1

@@ -68,10 +68,11 @@ class SnapshotSide:
 
     def open_source(self, source: Source, version: Version) -> AbstractContextManager[Fetch]:
         """The snapshot of `version` where `source` has it. Raises TransportError, StateMismatch."""
-        holder = Holder(
-            host=source.host, port=source.port, secret=self._secret, limit_s=self._limit_s
-        )
-        return fetching(holder, source.rank, version)
+        return fetching(self.holder(source.host, source.port), source.rank, version)
+
+    def holder(self, host: str, port: int) -> Holder:
+        """An agent's data port, as one that may ask there sees it."""
+        return Holder(host=host, port=port, secret=self._secret, limit_s=self._limit_s)
 
 
 def _file_plan(config: SnapshotConfig, spec: JobSpec) -> FilePlan:

@@ -183,8 +183,9 @@ class Snapshots:
 
     def _describe(self, entries: tuple[ImageEntry, ...], bulk_bytes: int) -> ImageDescription:
         stepper = self._stepper
-        inventory, personal = stepper.inventory, stepper.boundary_personal
-        assert personal is not None
+        inventory = stepper.inventory
+        assert stepper.boundary_personal is not None
+        personal = stepper.own.without_shared(stepper.boundary_personal)
         own = {name for name, _ in personal.smalls}
         shared = SharedLeaves(
             manifest=inventory.manifest(),

@@ -19,15 +19,17 @@ from trainmover.state.inventory import Inventory
 from trainmover.state.rng import capture_rng, restore_rng
 from trainmover.state.undo import UndoSet
 from trainmover.worker import orders
+from trainmover.worker.at_boundary import boundary_reached
 from trainmover.worker.batches import Batches
+from trainmover.worker.buckets import Buckets
 from trainmover.worker.early_findings import EarlyFindings
-from trainmover.worker.events import BoundaryReached, GateRequested, RunOutFailed
+from trainmover.worker.events import GateRequested, RunOutFailed
 from trainmover.worker.finish import FinishGate
 from trainmover.worker.host import Host
 from trainmover.worker.increments import Increments
 from trainmover.worker.logbook import Logbook
 from trainmover.worker.metrics import Metrics
-from trainmover.worker.own_leaves import OwnLeaves, differs
+from trainmover.worker.own_leaves import OwnLeaves
 from trainmover.worker.personal import Personal
 from trainmover.worker.reading import Reading
 from trainmover.worker.restore_check import RestoreCheck
@@ -96,6 +98,7 @@ class Stepper:
             self.check = SelfCheck(self, self.logbook.finding)
         self.top_batches: tuple[bytes, ...] = ()
         self.reading = Reading(self)
+        self.buckets = Buckets(self)
         self.first: FirstIterations | None = None
 
     # ------------------------------------------------------------------ tracking
@@ -150,27 +153,10 @@ class Stepper:
             from trainmover.worker.restoring import restore
 
             self.phase = "boundary"
-            restore(self, begin.name, begin.target)
+            restore(self, begin)
 
     def _post_boundary(self) -> None:
-        readers = self.host.rank_readers()
-        walk = self.host.walk if self.is_shadow else None
-        self.host.post(
-            BoundaryReached(
-                step=self.version.step,
-                identity=self.inventory.identity,
-                names_digest=self.inventory.names_digest,
-                attempts=self.attempts,
-                sequence_digest=self.watch.settled_digest,
-                broken_state=self.broken_state,
-                can_go_back=self.tail.copy.is_in_front_of(self.version),
-                can_adopt_in_place=not readers,
-                reason=readers[0] if readers else "",
-                seconds=time.monotonic() - self.built_s,
-                classes=() if walk is None else tuple(walk.classes),
-                answers="loopback" if walk is None else walk.answers,
-            )
-        )
+        self.host.post(boundary_reached(self))
 
     def rearm(self) -> None:
         """Capture what an undo puts back and what a joiner needs as our own leaves."""
@@ -180,22 +166,35 @@ class Stepper:
         self.undo_set = self.tail.copy.hand_over(self.undo_set)
         rng, smalls = capture_rng(), self.own.smalls()
         self.undo_set.capture(rng, smalls)
+        if self._is_repeated:
+            # In the callable form the loop body stands behind what it has read. Whoever begins this
+            # step anew, a joiner or this rank once back from behind its gate, begins at the top.
+            return
         if not self.parts_done:
             self.top_batches = self.own.positions()
             self.reading.begin()
         here = self.own.capture(self.version, smalls, rng, is_final=True)
         at_gate = self.gate_personal
         if at_gate is not None and not self.is_shadow:
-            if differs(at_gate, here):
+            has_changed = self.own.has_changed(at_gate, here)
+            if has_changed:
                 self.own.note_tail_mutation(at_gate, here)
-                self.host.send_personal(here)
-            elif not at_gate.is_final:
+            if has_changed or here.is_whole or not at_gate.is_final:
                 self.host.send_personal(here)
         if at_gate is None and self.attempts == 0 and not self.is_shadow:
             # A loss before the first gate must not cost a fresh start.
             self.host.send_personal(here)
         self.gate_personal = None
         self.boundary_personal = here
+
+    @property
+    def _is_repeated(self) -> bool:
+        """Whether an attempt was undone since this boundary was captured first."""
+        top = self.boundary_personal
+        if top is None or self.gate_personal is not None or self.attempts == 0:
+            return False
+        here = (self.version, self.step_index, self.parts_done)
+        return here == (top.version, top.step_index, top.parts_done)
 
     def _begin_attempt(self) -> None:
         self.attempts += 1

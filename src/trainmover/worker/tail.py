@@ -183,6 +183,9 @@ class Tail:
         self.copy.put_back_bulk()
         stepper.version = version
         stepper.step_index, stepper.parts_done = personal.step_index, personal.parts_done
+        # That gate has shown other objects to be own, perhaps: a joiner has those of before.
+        names = frozenset(name for name, _ in personal.smalls)
+        stepper.own.names = names if version.step > 0 else None
         self._settle()
 
     def go_back(self) -> None:

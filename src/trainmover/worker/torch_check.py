@@ -35,6 +35,13 @@ NEEDED_METHODS = (
     "recv_anysource",
 )
 
+NEEDED_OF_DDP = (
+    "_build_params_for_reducer",
+    "_build_debug_param_to_name_mapping",
+    "_ddp_init_helper",
+)
+NEEDED_OF_REDUCER = ("_remove_autograd_hooks", "_rebuild_buckets", "_set_static_graph")
+
 
 def check_torch(group: type[ProcessGroup]) -> str:
     """Check the torch of this process against what `group` (our process group) offers.
@@ -50,6 +57,7 @@ def check_torch(group: type[ProcessGroup]) -> str:
             f"{', '.join(missing)}; use torch {' or '.join(TESTED)}"
         )
     _check_hook_order()
+    _check_ddp()
     if torch._C._current_graph_task_id() != -1:
         raise IncompatibleMachine(
             f"torch {torch.__version__}: expected graph task -1 outside of backward, got "
@@ -62,6 +70,18 @@ def check_torch(group: type[ProcessGroup]) -> str:
         f"torch {torch.__version__} is not one of the tested release lines "
         f"({', '.join(TESTED)}); its self-check passed"
     )
+
+
+def _check_ddp() -> None:
+    """A plan may have all ranks start over with DDP's buckets (worker/buckets.py)."""
+    made = torch.nn.parallel.DistributedDataParallel
+    missing = [name for name in NEEDED_OF_DDP if not callable(getattr(made, name, None))]
+    missing += [name for name in NEEDED_OF_REDUCER if not hasattr(torch.distributed.Reducer, name)]
+    if missing:
+        raise IncompatibleMachine(
+            f"torch {torch.__version__}: DistributedDataParallel lacks {', '.join(missing)}; "
+            f"use torch {' or '.join(TESTED)}"
+        )
 
 
 def _check_hook_order() -> None:

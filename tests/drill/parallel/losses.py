@@ -17,7 +17,7 @@ from trainmover.drills.undisturbed import run_undisturbed
 
 FIRST_STEP = 3
 GAP_STEPS = 3
-SLOW_FROM = 80
+SLOW_FROM = 40
 READY_S = 240.0
 
 
@@ -56,6 +56,7 @@ def carry_out(wanted: JobRequest, plan: Plan, folder: Path) -> JobResult:
         if plan.worker is not None:
             job.kill_worker(plan.worker)
             _wait(job, count + 1)
+        job.let_hurry()
         result = job.wait_until_done()
         job.assert_no_leftovers()
     return result
@@ -67,7 +68,7 @@ def _wait_for_standby(job: RunningJob, slow: Path) -> None:
     def enough() -> bool:
         return job.ready_standbys() != [] or job.last_step() >= SLOW_FROM
 
-    job.wait_for(enough, "a standby, or half of the steps", READY_S)
+    job.wait_for(enough, "a standby, or many steps", READY_S)
     slow.touch()
     job.wait_for_standby(timeout_s=READY_S)
     slow.unlink()

@@ -1,7 +1,8 @@
 """An example with a pause in each step: `paced.py train_gpt --steps 200 ...`.
 
 On a fast machine the examples' small jobs would be over before a standby is ready. PACED_PAUSE_S
-is the pause; PACED_UNTIL a file that ends it; PACED_SLOW one that makes it long while it is there.
+is the pause; PACED_UNTIL a file that ends it, as the harness does once nothing more is done to the
+job; PACED_SLOW one that makes it long while it is there.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ PAUSE_S = float(os.environ.get("PACED_PAUSE_S", "0.05"))
 UNTIL = Path(os.environ.get("PACED_UNTIL", "/nonexistent"))
 SLOW = Path(os.environ.get("PACED_SLOW", "/nonexistent"))
 SLOW_S = 1.0
+HURRY = Path(os.environ.get("TRAINMOVER_FAULT_MARKS", "/nonexistent")) / "hurry"
 
 
 def main(job: trainmover.Job) -> None:
@@ -30,7 +32,7 @@ def main(job: trainmover.Job) -> None:
 
     def paced(total: int) -> Iterator[Any]:
         for step in steps(total):
-            if not UNTIL.exists():
+            if not (UNTIL.exists() or HURRY.exists()):
                 time.sleep(SLOW_S if SLOW.exists() else PAUSE_S)
             yield step
 

@@ -20,6 +20,7 @@ from trainmover.protocol import exits
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 STEPS = 160
+SHORT_STEPS = 100
 SHORT = (kinds.TP, kinds.PIPELINE, kinds.EXPERTS)
 
 
@@ -36,7 +37,7 @@ def named(kind: Parallel) -> str:
 )
 def test_a_move_and_losses_change_no_number(kind: Parallel, tmp_path: Path) -> None:
     """The machine that moved away comes back and takes the killed one's place."""
-    wanted = kind.request(steps=STEPS, standbys=1)
+    wanted = kind.request(steps=SHORT_STEPS, standbys=1)
     assert_outlives(kind, wanted, Plan(moved=(1,), killed=(2,), worker=0), tmp_path)
 
 

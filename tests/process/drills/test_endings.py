@@ -169,7 +169,7 @@ def test_c133_logs_of_every_generation_are_kept(tmp_path: Path) -> None:
 
 def test_c102_the_controller_dies_again_and_again(tmp_path: Path) -> None:
     """C83: each time it comes back on its port; training never stops."""
-    wanted = tiny.request("--steps", "300", machines=2)
+    wanted = tiny.request("--steps", "500", machines=2)
     with RunningJob(wanted, tmp_path / "job") as job:
         job.wait_for_step(4)
         port = job.operator_port()

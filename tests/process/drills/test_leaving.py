@@ -51,7 +51,7 @@ def test_c79_an_agent_that_is_asked_to_stop_moves_its_rank_first(tmp_path: Path)
 
 
 def test_c81_rank_0_is_lost_three_times(tmp_path: Path) -> None:
-    wanted = tiny.request("--steps", "400", machines=2, standbys=3)
+    wanted = tiny.request("--steps", "500", machines=2, standbys=3)
     with RunningJob(wanted, tmp_path / "job") as job:
         job.wait_for_standby(3, 120.0)
         for count in (1, 2, 3):

@@ -12,6 +12,7 @@ import pytest
 from tests.process.edges.images import Memory, new_memory, write
 from tests.waiting import eventually
 
+from trainmover.daemons.own_disks import OwnDisk
 from trainmover.edges.seal import NONCE_BYTES
 from trainmover.edges.snapshot_client import Holder, fetching, give
 from trainmover.edges.snapshot_server import SnapshotServer
@@ -20,6 +21,7 @@ from trainmover.edges.snapshot_wire import MAGIC
 from trainmover.errors import AuthenticationFailed, StateMismatch, TransportError
 from trainmover.protocol.messages import SnapshotTaken, Version
 from trainmover.protocol.snapshot_image import FREE, OLDEST, WAITING, WRITING, ImageEntry
+from trainmover.topology.keeping import Keeping
 
 SECRET = b"s" * 32
 LIMIT_S = 10.0
@@ -33,7 +35,14 @@ class Machine:
     stored: int = 0
 
     def __post_init__(self) -> None:
-        self.server = SnapshotServer("127.0.0.1", self.store, lambda: SECRET, self._count, LIMIT_S)
+        self.server = SnapshotServer(
+            "127.0.0.1",
+            self.store,
+            lambda: SECRET,
+            self._count,
+            LIMIT_S,
+            OwnDisk("m0", Keeping),
+        )
 
     def _count(self) -> None:
         self.stored += 1

@@ -74,7 +74,16 @@ def check(kind: Parallel, count: int, folder: Path, *, does_compile: bool = Fals
     assert struck == set(faults)
 
 
-@pytest.mark.parametrize("kind", (kinds.PIPELINE, kinds.EXPERTS, kinds.TP), ids=lambda k: k.name)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        kinds.PIPELINE,
+        kinds.EXPERTS,
+        # Two ranks at every place: tests/process/communicator.
+        pytest.param(kinds.TP, marks=pytest.mark.long),
+    ],
+    ids=lambda k: k.name,
+)
 def test_some_places(kind: Parallel, tmp_path: Path) -> None:
     check(kind, 2, tmp_path)
 

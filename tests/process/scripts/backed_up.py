@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
 import time
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from torch.distributed.fsdp import fully_shard
 import trainmover
 
 WIDTH = 32
+HURRY = Path(os.environ.get("TRAINMOVER_FAULT_MARKS", "/nonexistent")) / "hurry"
 SKIPPED_EVERY = 5
 
 
@@ -80,7 +82,7 @@ def main(job: trainmover.Job) -> None:
     job.track(model=model, optimizer=optimizer, schedule=schedule, scaler=scaler)
     for step in job.steps(args.steps):
         with step:
-            time.sleep(args.sleep)
+            time.sleep(0.0 if HURRY.exists() else args.sleep)
             inputs = torch.randn(6, 8) + step.index % 3
             loss = (model(inputs) - inputs.sum(1, keepdim=True)).square().mean()
             is_skipped = args.scaler and step.index % SKIPPED_EVERY == SKIPPED_EVERY - 1

@@ -28,6 +28,7 @@ def test_a_killed_worker_is_respawned_and_all_roll_back(tmp_path: Path) -> None:
     assert_identical(result, wanted, tmp_path)
 
 
+@pytest.mark.long  # the next test loses one more
 def test_a_lost_machine_is_restored_from_a_peers_memory(tmp_path: Path) -> None:
     wanted = sharded(machines=2, standbys=1)
     with RunningJob(wanted, tmp_path / "job") as job:

@@ -72,6 +72,7 @@ def start_step(result: JobResult) -> int:
     return int(line.rsplit(" ", 1)[1])
 
 
+@pytest.mark.long  # tests/cases/test_restart.py kills a replicated job at the corners of epochs
 def test_ddp_in_the_middle_of_an_epoch_goes_on_with_the_same_bits(tmp_path: Path) -> None:
     wanted = tiny.request(*ARGUMENTS, machines=2, standbys=0, settings=CADENCE)
     assert first_run(wanted, tmp_path)
@@ -89,6 +90,7 @@ def test_fsdp2_goes_on_with_the_same_bits(tmp_path: Path) -> None:
     assert_goes_on(result, wanted, start, tmp_path)
 
 
+@pytest.mark.long  # short form: tests/cases/test_restart.py
 def test_a_corrupt_newest_checkpoint_gives_way_to_the_one_before(tmp_path: Path) -> None:
     wanted = tiny.request(
         "--steps", "400", "--workers", "2", machines=2, standbys=0, settings=CADENCE
@@ -116,7 +118,7 @@ def test_nothing_where_something_was_asked_for_is_an_error(tmp_path: Path) -> No
 
 
 def test_ctrl_c_suspends_the_job_and_the_next_one_goes_on(tmp_path: Path) -> None:
-    wanted = sharded(steps=60, machines=2, standbys=0)
+    wanted = sharded(machines=2, standbys=0)
     with RunningJob(kept(wanted, tmp_path / "ckpt"), tmp_path / "first") as job:
         job.wait_for_step(4)
         job.signal(signal.SIGINT)
@@ -129,7 +131,7 @@ def test_ctrl_c_suspends_the_job_and_the_next_one_goes_on(tmp_path: Path) -> Non
     assert_goes_on(result, wanted, start, tmp_path)
 
 
-@pytest.mark.parametrize("machines", [1, 3])
+@pytest.mark.parametrize("machines", [pytest.param(1, marks=pytest.mark.long), 3])
 def test_another_number_of_ranks_begins_with_the_same_whole_state(
     machines: int, tmp_path: Path
 ) -> None:

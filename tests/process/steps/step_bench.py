@@ -32,6 +32,7 @@ class Bench:
         self.optimizers: list[torch.optim.Optimizer] = []
         self.nets: list[nn.Module] = []
         self.behind_gate: Callable[[int], object] = int
+        self.does_reduce_behind = False
         self.before_evaluation: Callable[[], object] = int
         torch.manual_seed(3)
 
@@ -44,8 +45,10 @@ class Bench:
         self.nets.append(made)
         return made
 
-    def ddp(self, net: nn.Module, bucket_cap_mb: float | None = 0.001) -> nn.Module:
-        return DistributedDataParallel(net, bucket_cap_mb=bucket_cap_mb)
+    def ddp(
+        self, net: nn.Module, bucket_cap_mb: float | None = 0.001, **more: Any
+    ) -> DistributedDataParallel:
+        return DistributedDataParallel(net, bucket_cap_mb=bucket_cap_mb, **more)
 
     def sharded(self, net: nn.Sequential, dimensions: int = 1) -> nn.Module:
         size = self.job.world_size

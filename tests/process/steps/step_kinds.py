@@ -1,8 +1,7 @@
 """Steps of many kinds, in one script: `step_kinds.py KIND`; tests interrupt them everywhere.
 
 Every kind logs its loss, keeps all losses of the rank in a tracked value (which must be undone
-with its step), and in the end writes what each rank has, so that ranks other than 0 are compared
-as well.
+with its step), and in the end writes what each rank has, so that all ranks are compared.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import step_closures
+import step_layouts
 import torch
 import torch.distributed as dist
 from step_bench import STEPS, Bench, loss_of  # beside this script, wherever it is run from
@@ -239,7 +239,16 @@ def callable_form(bench: Bench) -> None:
 
     for step in bench.job.steps(STEPS):
         loss = step.run(update, step, next(batches))
-        assert step.committed and loss is not None
+        if loss is None:
+            assert not step.committed  # all ranks have gone back to an earlier step
+        elif bench.does_reduce_behind:
+            dist.all_reduce(loss)
+
+
+def callable_late_tail(bench: Bench) -> None:
+    """A collective behind the gate and behind `step.run`."""
+    bench.does_reduce_behind = True
+    callable_form(bench)
 
 
 def gan(bench: Bench) -> None:
@@ -431,7 +440,7 @@ def asserts_finite(bench: Bench) -> None:
 
 def main(job: trainmover.Job) -> None:
     bench = Bench(job)
-    kind: Kind = (vars(step_closures) | globals())[sys.argv[1]]
+    kind: Kind = (vars(step_closures) | vars(step_layouts) | globals())[sys.argv[1]]
     kind(bench)
     bench.finish()
 

@@ -101,7 +101,7 @@ def check(kind: str, faults: str, folder: Path) -> JobResult:
     return result
 
 
-@pytest.mark.parametrize("kind", ["metric", "behind"])
+@pytest.mark.parametrize("kind", [pytest.param("metric", marks=pytest.mark.long), "behind"])
 def test_each_rank_dies_in_its_tail(kind: str, tmp_path: Path) -> None:
     result = check(kind, places(kind, "tail1", "gate"), tmp_path)
     assert all(incident.kind == "respawn" for incident in result.incidents), result.incidents

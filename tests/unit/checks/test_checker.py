@@ -7,6 +7,7 @@ import pytest
 
 from trainmover.checks import (
     Applied,
+    AttemptBegan,
     Checker,
     Ended,
     GateEntered,
@@ -253,3 +254,14 @@ def test_p2_numbers_are_those_of_the_uninterrupted_run() -> None:
     checker = Checker(reference=[[10, 20, 30]])
     assert found(checker, reached(1, 0, digest=20)) == []
     assert found(checker, reached(1, 0, digest=21)) == ["P2"]
+
+
+def test_ranks_at_different_bucket_layouts_would_call_different_collectives() -> None:
+    checker = formed()
+
+    def began(rank: int, step: int, layout: int) -> list[str]:
+        event = AttemptBegan(incarnation=NAMES[rank], generation=1, step=step, layout=layout)
+        return [found.invariant for found in checker.observe(event)]
+
+    assert began(0, 0, 0) == began(1, 0, 0) == began(0, 1, 1) == []
+    assert began(1, 1, 2) == ["I14"]

@@ -33,6 +33,7 @@ class Actor:
     edges: tuple[m.Edge, ...] = ()
     is_stopped: bool = False
     bulk_digest: int = 7
+    has_first_buckets: bool = False
 
     def done(self, plan: m.Plan) -> m.Done:
         """Prepared exactly as the plan says."""
@@ -58,6 +59,7 @@ class Actor:
             attempts=2,
             sequence_digest="s",
             can_adopt_in_place=True,
+            has_first_buckets=self.has_first_buckets,
         )
 
     def broken(self) -> m.Broken:
@@ -103,4 +105,5 @@ class Actor:
             sequence_digest="s" if self.rank >= 0 else "",
             personal=held,
             edges=self.edges,
+            has_first_buckets=self.has_first_buckets,
         )

@@ -27,7 +27,7 @@ class Stage:
     standby: int = 1
     workers_per_machine: int = 1
     config: controller.Config | None = None
-    restored: controller.Restored | None = None
+    restored: controller.Restored | controller.Unchosen | None = None
     settings: tuple[tuple[str, str], ...] = ()
     now: Instant = ZERO
     term: int = 1
@@ -37,6 +37,7 @@ class Stage:
     dead: set[str] = field(default_factory=set)
     sent: list[tuple[str, m.Message]] = field(default_factory=list)
     replies: list[m.OperatorReply] = field(default_factory=list)
+    looks: list[controller.LookIntoStorage] = field(default_factory=list)
     phases: list[str] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
     silenced: Callable[[str, m.Message], bool] = lambda name, body: False
@@ -262,6 +263,8 @@ class Stage:
                     if self.crash_at == name:
                         self.crash()
                         return
+                case controller.LookIntoStorage():
+                    self.looks.append(command)
                 case controller.EndJob():
                     self.ended = command
                 case controller.ToAgent(machine=machine, body=body):

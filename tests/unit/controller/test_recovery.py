@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+import pytest
 from tests.unit.controller.play import Stage
 
 from trainmover import controller
@@ -113,6 +115,26 @@ def test_held_ranks_apply_when_one_has_passed() -> None:
     assert plan(stage).result == (0, 0, 1, 0, 0, 0, 0, 0)
     assert plan(stage).sources[0].bulk_from == ahead.incarnation
     assert plan(stage).attempts == 3
+    assert not plan(stage).renews_buckets
+
+
+@pytest.mark.parametrize("who", ["stayer", "joiner", "too warm"])
+def test_all_start_over_where_buckets_may_differ(who: str) -> None:
+    """Decision 0013; too warm: the joiner has to enter `main` again, whatever it was."""
+    stage = Stage().form()
+    stage.gate()
+    if who == "stayer":
+        stage.actors[stage.name(3)].has_first_buckets = True
+    else:
+        standby = next(a for a in stage.actors.values() if a.machine == "m4")
+        said = msgspec.structs.replace(
+            standby.ready(0),
+            attempts=9 if who == "too warm" else 2,
+            has_first_buckets=who == "joiner",
+        )
+        stage.worker(standby.incarnation, said)
+    stage.kill_machine("m1")
+    assert stage.machine(1) == "m4" and plan(stage).renews_buckets
 
 
 def test_a_rank_behind_that_has_not_entered_contradicts_the_protocol() -> None:

@@ -161,3 +161,35 @@ def test_large_live_tensors_of_objects_are_bulk() -> None:
     assert source.count == 0
     assert source.parts[0]["small"].tolist() == [0, 0]
     assert Inventory({"copy": LargeCopy()}).bulk() == []
+
+
+def test_bytes_that_are_remembered_are_those_that_would_be_made_anew() -> None:
+    parameters = [nn.Parameter(torch.ones(2)) for _ in range(2)]
+    optimizer = torch.optim.SGD(parameters[:1], lr=0.1, momentum=0.0)
+    known = Inventory({"optimizer": optimizer})
+    group = optimizer.param_groups[0]
+
+    def learn() -> None:
+        optimizer.state[parameters[0]]["count"] = 1
+
+    changes: list[Any] = [
+        lambda: None,
+        lambda: group.update(lr=0.2),
+        lambda: group.update(lr=0.2 * 1.0),
+        lambda: group.update(lr=torch.tensor(0.2)),
+        lambda: group["lr"].add_(1.0),  # the very same object, another value
+        lambda: group.update(lr=1),
+        lambda: group.update(lr=True),
+        lambda: group.update(notes=["a"]),
+        lambda: group["notes"].append("b"),
+        lambda: group.pop("notes"),
+        learn,
+        optimizer.state.clear,
+        lambda: optimizer.add_param_group({"params": parameters[1:], "lr": 0.5}),
+    ]
+    for change in changes:
+        change()
+        fresh = Inventory({"optimizer": optimizer})
+        for name in known.small_names:
+            assert known.small_bytes(name) == fresh.small_bytes(name)
+            assert known.small_bytes(name) == fresh.small_bytes(name)

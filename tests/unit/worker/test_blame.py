@@ -8,6 +8,7 @@ import os
 import pytest
 import torch
 
+from trainmover.errors import DiskLost
 from trainmover.worker.blame import MACHINE_ERRNOS, machine_cause
 
 
@@ -30,6 +31,7 @@ def test_other_os_errors_are_the_scripts(number: int) -> None:
     ("error", "words"),
     [
         (MemoryError(), "out of memory"),
+        (DiskLost("disk of m1: no agent answers"), "another machine's disk"),
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), "memory"),
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), "memory"),
         (RuntimeError("CUDA error: uncorrectable ECC error encountered"), "accelerator"),

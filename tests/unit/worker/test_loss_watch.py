@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
+from statistics import median
 
-from trainmover.worker.loss_watch import UNSTABLE_STEPS, LossWatch
+from trainmover.worker.loss_watch import LEAST, SPIKE, UNSTABLE_STEPS, WINDOW, LossWatch
 
 
 def logged(watch: LossWatch, step: int, value: float, name: str = "loss") -> None:
@@ -63,3 +64,18 @@ def test_an_attempt_that_is_undone_and_repeated_counts_once() -> None:
         for _ in range(10):
             logged(watch, step, 1.5)
     assert watch.doubt == ""
+
+
+def test_the_short_way_out_changes_no_verdict() -> None:
+    """Most losses are told apart from a jump by the median alone."""
+    seed, recent = random.Random(3), list[float]()
+    watch = LossWatch(0)
+    for step in range(400):
+        value = (-1) ** (step > 200) * (2.0 + seed.gauss(0.0, 10.0 ** seed.randint(-6, 0)))
+        if len(recent) >= LEAST:
+            middle = median(recent)
+            spread = max(median(abs(each - middle) for each in recent), 1e-3 * abs(middle))
+            assert watch._is_spike(value) == (value > middle + SPIKE * spread)
+        logged(watch, 2 * step, value)
+        watch.log(2 * step + 1, {})
+        recent = [*recent, value][-WINDOW:]

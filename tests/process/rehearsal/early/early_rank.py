@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import trainmover
 
+HURRY = Path(os.environ.get("TRAINMOVER_FAULT_MARKS", "/nonexistent")) / "hurry"
 rank = int(os.environ["RANK"])
 scale = 1.0 + rank / 8
 
@@ -38,7 +39,7 @@ def main(job: trainmover.Job) -> None:
     job.track(model=model, optimizer=optimizer)
     for step in job.steps(args.steps):
         with step:
-            time.sleep(0.03)
+            time.sleep(0.0 if HURRY.exists() else 0.03)
             read, wanted = next(batches)
             loss = scale * nn.functional.mse_loss(model(read), wanted)
             loss.backward()

@@ -1,0 +1,83 @@
+"""Hosts that share nothing: what each has on its own disk restarts the job, EXACT."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.cases.exact import assert_exact
+from tests.cases.hosts import Hosts, committed
+from tests.cases.runs import undisturbed
+from tests.waiting import eventually
+from trainmover.protocol import exits
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+STEPS = 40
+EVERY = 8
+
+
+def first_life(root: Path) -> str:
+    """Killed with a checkpoint on the disks only; its name."""
+    disks = {"m0": root / "a", "m1": root / "b"}
+    with Hosts(root / "one", root, disks, steps=STEPS, every=EVERY) as job:
+        name = job.wait_for_disks(EVERY)
+        job.kill()
+    shutil.rmtree(root / "shared", ignore_errors=True)
+    sides = [path.name for path in root.glob(f"*/*/{name}/*.msgpack")]
+    assert sorted(sides) == ["rank-00000.msgpack", "rank-00001.msgpack"], "each its own part"
+    bulk = list(root.glob(f"*/*/{name}/*.safetensors"))
+    assert len(bulk) == 1, "one of two replicas: the other rank has to fetch it from there"
+    return name
+
+
+def moved(root: Path) -> dict[str, Path]:
+    """The disks at the other machine each."""
+    return {"m0": root / "b", "m1": root / "a"}
+
+
+def assert_from_moved_disks(told: str, name: str) -> None:
+    assert f"starts from checkpoint {name}" in told
+    assert "from disk of m0 (m1's)" in told
+    assert "from disk of m1 (m0's)" in told
+    assert "durable" not in told
+
+
+def test_disks_that_only_their_own_machine_sees_restart_the_job(tmp_path: Path) -> None:
+    """No storage is left, and the machines come back under each other's name."""
+    name = first_life(tmp_path)
+    with Hosts(tmp_path / "two", tmp_path, moved(tmp_path), steps=STEPS, every=STEPS) as job:
+        codes = job.end()
+        told = job.text()
+    assert set(codes.values()) == {0}, told
+    assert_from_moved_disks(told, name)
+    assert_exact(tmp_path / "out", undisturbed((), STEPS, 2), ranks=2, steps=STEPS)
+
+
+@pytest.mark.long
+def test_a_disk_that_is_lost_is_made_up_for_by_the_storage_or_named(tmp_path: Path) -> None:
+    name = first_life(tmp_path)
+    disks = moved(tmp_path)
+    with Hosts(tmp_path / "two", tmp_path, disks, steps=STEPS, every=EVERY) as job:
+        eventually(lambda: committed(tmp_path / "shared") != [], "a copy on the storage")
+        job.kill()
+        assert_from_moved_disks(job.text(), name)
+    newest = committed(tmp_path / "shared")[-1].name
+    shutil.rmtree(tmp_path / "a")
+    (tmp_path / "shared").rename(tmp_path / "aside")
+    with Hosts(tmp_path / "three", tmp_path, disks, steps=STEPS, every=STEPS) as job:
+        codes = job.end()
+        told = job.text()
+    assert codes["controller"] == exits.START_FAILED, told
+    assert "rank-00000.msgpack is nowhere whole" in told
+    assert "Traceback" not in told
+
+    (tmp_path / "aside").rename(tmp_path / "shared")
+    with Hosts(tmp_path / "four", tmp_path, disks, steps=STEPS, every=STEPS) as job:
+        codes = job.end()
+        told = job.text()
+    assert set(codes.values()) == {0}, told
+    assert f"starts from checkpoint {newest}" in told
+    assert "from durable" in told
+    assert_exact(tmp_path / "out", undisturbed((), STEPS, 2), ranks=2, steps=STEPS)
