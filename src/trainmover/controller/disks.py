@@ -6,6 +6,7 @@ disk serves which file, is chosen beside the decider (`looking` asks for that).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 import msgspec
@@ -42,8 +43,8 @@ def addressed(state: State, parts: Iterable[DiskPart]) -> tuple[DiskPart, ...]:
 
 def gone(state: State, parts: Iterable[DiskPart]) -> tuple[str, ...]:
     """Machines of `parts` that nobody hears."""
-    open_disks = {disk.machine for disk in open_now(state)}
-    return tuple(sorted({part.machine for part in parts} - open_disks))
+    wanted = {part.machine for part in parts}
+    return tuple(sorted(wanted - {disk.machine for disk in open_now(state)})) if wanted else ()
 
 
 def arranged(
@@ -53,21 +54,21 @@ def arranged(
 
     Where disks make no difference the order stays.
     """
-    holds: dict[str, set[int]] = {}
-    for part in parts:
-        holds.setdefault(part.machine, set()).update(part.ranks)
-    claims = []
-    for at, name in enumerate(machines):
-        for index in range(len(machines)):
-            first = index * workers_per_machine
-            block = set(range(first, first + workers_per_machine))
-            count = len(holds.get(name, set()) & block)
-            claims.append((-count, index != at, index, at, name))
+    places = {name: at for at, name in enumerate(machines)}
+    held = {(part.machine, rank) for part in parts for rank in part.ranks}
+    counts = Counter((name, rank // workers_per_machine) for name, rank in held)
+    claims = [
+        (-count, index != places[name], index, places[name], name)
+        for (name, index), count in counts.items()
+        if name in places and index < len(machines)
+    ]
     placed: dict[int, str] = {}
-    for count, _, index, _, name in sorted(claims):
-        if count and index not in placed and name not in placed.values():
+    taken: set[str] = set()
+    for _, _, index, _, name in sorted(claims):
+        if index not in placed and name not in taken:
             placed[index] = name
-    rest = iter(name for name in machines if name not in placed.values())
+            taken.add(name)
+    rest = iter(name for name in machines if name not in taken)
     return tuple(placed[index] if index in placed else next(rest) for index in range(len(machines)))
 
 

@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from trainmover import agent
+from trainmover.controller.shelf import CHECKPOINT, EMERGENCY
 from trainmover.protocol.messages import (
     CommitCheckpoint,
     KeepSnapshots,
@@ -33,9 +34,6 @@ PORT = 7
 SLOTS = 2
 FAILURE = "the disk is full"
 NEVER = Version(step=-1)
-CHECKPOINT = 2
-"""Level from which a snapshot is to be made durable."""
-LAST = 3
 
 
 @dataclass
@@ -62,7 +60,7 @@ class Slots:
         A job's last word takes the newer one's place, as with a real worker.
         """
         free = [index for index, slot in enumerate(self.slots) if slot.version is None]
-        if not free and does_wait and taken.level < LAST:
+        if not free and does_wait and taken.level < EMERGENCY:
             return False
         if not free and does_wait:
             free = [max(range(SLOTS), key=lambda index: self.slots[index].version or NEVER)]
@@ -312,7 +310,7 @@ def take_last(process: Process, version: Version) -> None:
         slot.version == version and slot.level >= CHECKPOINT for slot in process.slots.slots
     )
     if process.world.scenario.keeps_checkpoints and version.step > 0 and not taken:
-        take(process, version, LAST, is_suspect=False)
+        take(process, version, EMERGENCY, is_suspect=False)
 
 
 def _taken(process: Process, version: Version, level: int, *, is_suspect: bool) -> SnapshotTaken:
