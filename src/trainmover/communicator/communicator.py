@@ -34,6 +34,7 @@ from trainmover.communicator.settings import (
     Mode,
     Place,
 )
+from trainmover.edges.errand import Errand
 from trainmover.errors import LocalProtocolError
 from trainmover.topology import Member, Membership
 
@@ -360,13 +361,11 @@ class Communicator:
 
     # -- streams -------------------------------------------------------------
 
-    def dial(
-        self, member: Member, purpose: str, generation: int, timeout_s: float
-    ) -> socket.socket:
+    def dial(self, member: Member, purpose: str, generation: int, errand: Errand) -> socket.socket:
         """An authenticated raw stream to `member`; see `dialling.dial`."""
         if self._engine.on_thread():
             raise LocalProtocolError("dial() blocks and must not be called on the I/O thread")
-        stream = dialling.dial(self._credentials, member, purpose, generation, timeout_s)
+        stream = dialling.dial(self._credentials, member, purpose, generation, errand)
         self._router.streams.add(stream)
         return stream
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import socket
 import time
+from typing import Final
 
 from trainmover.communicator import handshake as hs
 from trainmover.communicator.connecting import Credentials, check_challenge
+from trainmover.edges.errand import Errand
 from trainmover.errors import (
     AuthenticationFailed,
     ConnectTimeout,
@@ -19,6 +21,9 @@ from trainmover.errors import (
     TransportError,
 )
 from trainmover.topology import Member
+
+REFUSED_S: Final = 1.0
+"""A worker listens before its address is known: one that refuses for so long is no more."""
 
 
 def _receive(sock: socket.socket, count: int) -> bytes:
@@ -58,46 +63,48 @@ def _shake(sock: socket.socket, credentials: Credentials, hello: hs.Hello) -> No
 
 
 def dial(
-    credentials: Credentials, member: Member, purpose: str, generation: int, timeout_s: float
+    credentials: Credentials, member: Member, purpose: str, generation: int, errand: Errand
 ) -> socket.socket:
     """A blocking stream to `member`, whose worker is told of it by `stream_accepted`.
 
     Called on: any thread but the I/O thread.
-    Blocks: up to `timeout_s`, retries of a refused connection included.
+    Blocks: up to the errand's limit; `REFUSED_S` where nobody listens.
 
     Raises:
         ConnectTimeout: Nobody answered in time.
         GenerationMismatch: The peer is in another generation.
         AuthenticationFailed: One side does not know the job's secret.
-        TransportError: The connection was lost or refused for another reason.
+        TransportError: The connection was lost or refused for another reason, or the errand is
+            over.
     """
-    deadline = time.monotonic() + timeout_s
     hello = credentials.hello(member.incarnation, generation, purpose, "")
+    sock = _connect(member, errand)
+    try:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        _shake(sock, credentials, hello)
+    except TimeoutError as error:
+        sock.close()
+        raise ConnectTimeout(f"{member.incarnation} went silent in the handshake") from error
+    except OSError as error:
+        sock.close()
+        raise TransportError(f"{member.incarnation} went away: {error}") from error
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _connect(member: Member, errand: Errand) -> socket.socket:
+    refused_until = time.monotonic() + min(REFUSED_S, errand.limit_s)
     delay_s = 0.02
     while True:
-        left_s = deadline - time.monotonic()
-        if left_s <= 0:
-            raise ConnectTimeout(f"{member.incarnation} did not answer within {timeout_s} s")
         try:
-            sock = socket.create_connection((member.host, member.port), timeout=left_s)
-        except ConnectionRefusedError:
-            time.sleep(min(delay_s, max(0.0, left_s)))
-            delay_s = min(2 * delay_s, 0.25)
-            continue
+            return errand.connect(member.host, member.port)
+        except ConnectionRefusedError as error:
+            if time.monotonic() + delay_s >= refused_until:
+                raise ConnectTimeout(f"{member.incarnation} listens no more: {error}") from error
         except OSError as error:
             raise ConnectTimeout(f"{member.incarnation} can't be reached: {error}") from error
-        try:
-            sock.settimeout(max(0.001, deadline - time.monotonic()))
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            _shake(sock, credentials, hello)
-        except TimeoutError as error:
-            sock.close()
-            raise ConnectTimeout(f"{member.incarnation} went silent in the handshake") from error
-        except OSError as error:
-            sock.close()
-            raise TransportError(f"{member.incarnation} went away: {error}") from error
-        except BaseException:
-            sock.close()
-            raise
-        sock.settimeout(None)
-        return sock
+        errand.check()
+        time.sleep(delay_s)
+        delay_s *= 2

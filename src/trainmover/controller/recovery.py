@@ -37,6 +37,8 @@ from trainmover.protocol import exits
 from trainmover.protocol.journal import AbortRecorded, Culprit, IncidentOpened
 from trainmover.protocol.messages import Edge, Freeze, Plan, Report
 
+NOT_PREPARED = "not prepared in time"
+"""Reason of a plan that was given up because somebody in it was silent."""
 FREEZE_LIMIT = 30
 """Freezes at one step after which an incident is called endless."""
 
@@ -388,4 +390,4 @@ def on_late_cut_over(move: Move, phase: Switching) -> None:
         if name in phase.plan.joiners:
             pool.end(move, name, "was not prepared in time")
     limit = move.state.config.cut_over_timeout_s
-    refreeze(move, f"not prepared within {limit:g} s: {', '.join(silent)}")
+    refreeze(move, f"{NOT_PREPARED} ({limit:g} s): {', '.join(silent)}")

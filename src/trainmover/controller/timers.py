@@ -171,7 +171,7 @@ def _names(names: tuple[str, ...]) -> str:
 
 def _on_late_switching(move: Move, phase: Switching) -> None:
     silent = tuple(n for n in lookup.participants(phase.plan) if n not in phase.dones)
-    text = f"not prepared in time: {_names(silent)}"
+    text = f"{recovery.NOT_PREPARED}: {_names(silent)}"
     match phase.plan.kind:
         case "form":
             for name in silent:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from trainmover.controller.recovery import NOT_PREPARED
 from trainmover.drills.compare import Comparison, compare
 from trainmover.drills.harness import RunningJob
 from trainmover.drills.request import FOLDER_WORD, JobRequest, JobResult
@@ -105,7 +106,7 @@ def run_drill(scenario: Scenario, drill_job: DrillJob, seed: int, folder: Path) 
         except DrillFailed as error:
             problems.append(str(error))
         if result is not None:
-            problems += job.leftovers()
+            problems += job.leftovers() + overdue(job.directory.path)
     if result is not None:
         problems += judge(scenario, result)
     if result is not None and result.code == 0:
@@ -119,6 +120,13 @@ def run_drill(scenario: Scenario, drill_job: DrillJob, seed: int, folder: Path) 
         comparison=comparison,
         problems=tuple(problems),
     )
+
+
+def overdue(directory: Path) -> list[str]:
+    """Plans of a job that ran into their deadline: somebody waited for what was never to come."""
+    log = directory / "logs" / "controller.log"
+    lines = log.read_text(errors="replace").splitlines()
+    return [f"a plan was not carried out: {line}" for line in lines if NOT_PREPARED in line]
 
 
 def judge(scenario: Scenario, result: JobResult) -> list[str]:

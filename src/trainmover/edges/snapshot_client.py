@@ -14,6 +14,7 @@ from typing import Final, Protocol
 
 import xxhash
 
+from trainmover.edges.errand import Errand
 from trainmover.edges.snapshot_wire import (
     SOCKET_BUFFER_BYTES,
     EndOfBytes,
@@ -123,9 +124,14 @@ class Fetch:
 
 
 @contextmanager
-def fetching(holder: Holder, rank: int, version: Version) -> Iterator[Fetch]:
-    """A snapshot that `holder` has. Raises TransportError, StateMismatch."""
-    with _connected(holder) as wire:
+def fetching(
+    holder: Holder, rank: int, version: Version, errand: Errand | None = None
+) -> Iterator[Fetch]:
+    """A snapshot that `holder` has, for as long as `errand` is wanted.
+
+    Raises TransportError, StateMismatch.
+    """
+    with _connected(holder, errand) as wire:
         wire.send(FetchImage(rank=rank, version=version))
         yield Fetch(wire, wire.receive(ImageFollows))
 
@@ -168,16 +174,17 @@ def send_whole(wire: Wire, view: memoryview, snapshot: Sendable) -> EndOfBytes:
 
 
 @contextmanager
-def _connected(holder: Holder) -> Iterator[Wire]:
-    wire = connect(holder)
+def _connected(holder: Holder, errand: Errand | None = None) -> Iterator[Wire]:
+    wire = connect(holder, errand)
     with wire.stream:
         yield wire
 
 
-def connect(holder: Holder) -> Wire:
+def connect(holder: Holder, errand: Errand | None = None) -> Wire:
     """A connection to an agent's data port; whoever asks closes it. Raises TransportError."""
+    errand = errand or Errand("a snapshot", holder.limit_s)
     try:
-        stream = socket.create_connection((holder.host, holder.port), holder.limit_s)
+        stream = errand.connect(holder.host, holder.port)
     except OSError as error:
         text = f"no agent answers at {holder.host}:{holder.port} for snapshots: {error}"
         raise TransportError(text) from error

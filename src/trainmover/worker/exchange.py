@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from trainmover.edges.errand import Errand
 from trainmover.errors import StateMismatch, TrainMoverError, TransportError
 from trainmover.protocol.messages import Plan, Rehearsal, Source
 from trainmover.rehearsal.recording import RecordingStore
@@ -54,6 +55,19 @@ class Exchange:
         self._runtime = runtime
         self._condition = threading.Condition()
         self._open_number = 0
+        self._aborted = 0
+        self._errand: tuple[int, Errand] | None = None
+        """Of the newest plan that state was fetched for."""
+
+    def abort(self, number: int) -> None:
+        """On the I/O thread: plan `number` is not to be; what is fetched or served for it ends."""
+        with self._condition:
+            self._aborted = max(self._aborted, number)
+            if self._open_number == number:
+                self._open_number = 0
+            self._condition.notify_all()
+            if self._errand is not None and self._errand[0] <= number:
+                self._errand[1].end()
 
     # ------------------------------------------------------------------ serving
 
@@ -90,6 +104,8 @@ class Exchange:
                     self._wait_until_open(generation, config.serve_wait_s)
                 self._answer(stream, purpose, generation)
         except (TrainMoverError, OSError) as error:
+            if generation <= self._aborted:
+                return  # the joiner was told so, too
             # The joiner sees its stream end and reports the edge; here it is worth a line.
             self._runtime.tell_finding("transfer", f"serving {purpose} to {peer}: {error}")
 
@@ -117,6 +133,8 @@ class Exchange:
         deadline = time.monotonic() + limit_s
         with self._condition:
             while self._open_number != number:
+                if number <= self._aborted:
+                    raise TransportError(f"plan {number} was aborted")
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise TransportError(
@@ -185,9 +203,9 @@ class Exchange:
         path = store.path(rehearsal.role_class)
         path.parent.mkdir(parents=True, exist_ok=True)
         half = path.with_name(f".{path.name}.{self._runtime.incarnation}")
-        stream = self._runtime.communicator.dial(keeper, purpose, NO_GENERATION, limit_s)
+        errand = Errand("a recording", limit_s)
+        stream = self._runtime.communicator.dial(keeper, purpose, NO_GENERATION, errand)
         with stream, open(half, "wb") as file:
-            stream.settimeout(limit_s)
             (left,) = LENGTH.unpack(exactly(stream, LENGTH.size))
             while left:
                 data = exactly(stream, min(left, CHUNK_BYTES))
@@ -258,10 +276,19 @@ class Exchange:
 
     def _dial(self, plan: Plan, incarnation: str, purpose: str) -> socket.socket:
         member = _member(plan, incarnation)
-        limit_s = self._runtime.config.transfer_timeout_s
-        stream = self._runtime.communicator.dial(member, purpose, plan.number, limit_s)
-        stream.settimeout(limit_s)
-        return stream
+        return self._runtime.communicator.dial(member, purpose, plan.number, self.errand(plan))
+
+    def errand(self, plan: Plan) -> Errand:
+        """All that is fetched for `plan` ends with it. Raises TransportError: it was aborted."""
+        with self._condition:
+            if self._errand is None or self._errand[0] != plan.number:
+                limit_s = self._runtime.config.transfer_timeout_s
+                self._errand = (plan.number, Errand(f"state for plan {plan.number}", limit_s))
+            errand = self._errand[1]
+            if plan.number <= self._aborted:
+                errand.end()
+        errand.check()
+        return errand
 
 
 def _source(plan: Plan, rank: int) -> Source:

@@ -16,6 +16,7 @@ from trainmover.worker.orders import OrderBox, RunMain
 from trainmover.worker.personal import Personal
 
 if TYPE_CHECKING:
+    from trainmover.edges.errand import Errand
     from trainmover.state.inventory import Inventory
     from trainmover.worker.first_iterations import FirstIterations
     from trainmover.worker.increment_side import IncrementSide
@@ -79,6 +80,9 @@ class Host(Protocol):
 
     def fetch_state(self, plan: Plan, rank: int, receive: Callable[..., int]) -> int:
         """Joiner: open the bulk stream the plan names and run `receive(stream, progress)` on it."""
+
+    def errand(self, plan: Plan) -> Errand:
+        """Joiner: what `plan` has fetched ends with it. Raises TransportError: it was aborted."""
 
     def adopted(self, plan: Plan, how: str) -> None:
         """Joiner: the process plays its new rank."""

@@ -24,6 +24,7 @@ from trainmover.worker.snapshot_side import SnapshotSide
 from trainmover.worker.walk import Walk
 
 if TYPE_CHECKING:
+    from trainmover.edges.errand import Errand
     from trainmover.state.inventory import Inventory
     from trainmover.worker.runtime import Runtime
 
@@ -122,6 +123,10 @@ class MainSide:
     def fetch_shared(self, plan: Plan, rank: int) -> tuple[tuple[str, bytes], ...]:
         """Joiner, main thread."""
         return self._runtime.exchange.fetch_shared(plan, rank)
+
+    def errand(self, plan: Plan) -> Errand:
+        """Joiner, main thread."""
+        return self._runtime.exchange.errand(plan)
 
     def adopted(self, plan: Plan, how: str) -> None:
         """Joiner, main thread: plays its rank."""

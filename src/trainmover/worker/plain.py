@@ -31,6 +31,7 @@ from trainmover.worker.sequence import SequenceWatch
 from trainmover.worker.stepper import Stepper
 
 if TYPE_CHECKING:
+    from trainmover.edges.errand import Errand
     from trainmover.protocol.messages import Edge
     from trainmover.worker.entry import Main
     from trainmover.worker.increment_side import IncrementSide
@@ -103,6 +104,10 @@ class PlainHost:
         raise LocalProtocolError("no switchover without an agent")
 
     def fetch_personal(self, plan: Plan, rank: int) -> Personal:
+        """There is no switchover."""
+        raise LocalProtocolError("no switchover without an agent")
+
+    def errand(self, plan: Plan) -> Errand:
         """There is no switchover."""
         raise LocalProtocolError("no switchover without an agent")
 

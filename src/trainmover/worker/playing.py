@@ -27,7 +27,7 @@ def receive_played(stepper: Stepper, plan: Plan, source: Source) -> None:
     """
     peer = source.machine
     try:
-        amount = _load_base(stepper, source)
+        amount = _load_base(stepper, plan, source)
         stepper.host.mark("snapshot loaded")
         peer = source.bulk_from
         amount += _play_all(stepper, plan, source)
@@ -49,11 +49,11 @@ def receive_played(stepper: Stepper, plan: Plan, source: Source) -> None:
     stepper.host.received(plan, amount)
 
 
-def _load_base(stepper: Stepper, source: Source) -> int:
+def _load_base(stepper: Stepper, plan: Plan, source: Source) -> int:
     side = stepper.host.snapshots
     assert side is not None
     assert source.base is not None
-    with side.open_source(source, source.base) as fetch:
+    with side.open_source(source, source.base, stepper.host.errand(plan)) as fetch:
         amount = stepper.snapshots.load(fetch.description, fetch.read, fetch.bulk_digest)
         fetch.end()
     for name, data in stepper.snapshots.personal_of(fetch.description).smalls:

@@ -159,7 +159,7 @@ class Roles:
         side = stepper.host.snapshots
         assert side is not None
         try:
-            with side.open(plan, stepper.rank) as fetch:
+            with side.open(plan, stepper.rank, stepper.host.errand(plan)) as fetch:
                 amount = stepper.snapshots.load(fetch.description, fetch.read, fetch.bulk_digest)
                 fetch.end()
             personal = stepper.snapshots.personal_of(fetch.description)

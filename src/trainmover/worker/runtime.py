@@ -345,7 +345,7 @@ class Runtime:
                 run.cancel()
         self.cut = None
         self.phase_one = None
-        self.exchange.close_serving(command.number)
+        self.exchange.abort(command.number)
         self.communicator.abort(command.number)
 
     def _stop(self, command: events.StopWorker) -> None:

@@ -7,6 +7,7 @@ import time
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+from trainmover.edges.errand import Errand
 from trainmover.edges.snapshot_client import Fetch, Holder, fetching
 from trainmover.errors import StateMismatch
 from trainmover.protocol.messages import (
@@ -62,13 +63,15 @@ class SnapshotSide:
         """State of version `step` has just been loaded."""
         self._cadence.begin(step, time.monotonic())
 
-    def open(self, plan: Plan, rank: int) -> AbstractContextManager[Fetch]:
+    def open(self, plan: Plan, rank: int, errand: Errand) -> AbstractContextManager[Fetch]:
         """The snapshot that `plan` names for `rank`. Raises TransportError, StateMismatch."""
-        return self.open_source(source_of(plan, rank), plan.target)
+        return self.open_source(source_of(plan, rank), plan.target, errand)
 
-    def open_source(self, source: Source, version: Version) -> AbstractContextManager[Fetch]:
+    def open_source(
+        self, source: Source, version: Version, errand: Errand
+    ) -> AbstractContextManager[Fetch]:
         """The snapshot of `version` where `source` has it. Raises TransportError, StateMismatch."""
-        return fetching(self.holder(source.host, source.port), source.rank, version)
+        return fetching(self.holder(source.host, source.port), source.rank, version, errand)
 
     def holder(self, host: str, port: int) -> Holder:
         """An agent's data port, as one that may ask there sees it."""

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from trainmover.communicator import Mode, init_process_group
 from trainmover.communicator.incremental import core_partners
+from trainmover.edges.errand import Errand
 from trainmover.errors import (
     AuthenticationFailed,
     GenerationMismatch,
@@ -175,8 +176,8 @@ def fencing(rank: Rank) -> Any:
         rank.sync("end of streams")
         return True
     peer = rank.member(1, 1)
-    stream = communicator.dial(peer, "state", 1, 5.0)
-    assert stream.getblocking()
+    stream = communicator.dial(peer, "state", 1, Errand("state", 5.0))
+    assert stream.gettimeout() == 5.0
     stream.sendall(b"hello")
     stream.close()
     host, port = rank.board["member1"][2:]
@@ -188,7 +189,7 @@ def fencing(rank: Rank) -> Any:
     for secret, generation in ((b"wrong", 1), (real, 0)):
         communicator._credentials.secret = secret
         try:
-            communicator.dial(peer, "state", generation, 3.0)
+            communicator.dial(peer, "state", generation, Errand("state", 3.0))
         except (AuthenticationFailed, GenerationMismatch, TransportError) as error:
             refused.append(type(error))
     communicator._credentials.secret = real
