@@ -25,6 +25,7 @@ from tests.cases.tiers import (
     wait_for_storage,
 )
 from trainmover.drills.harness import RunningJob
+from trainmover.protocol import exits
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 STEPS = 40
@@ -112,7 +113,10 @@ def test_a_full_storage_leaves_the_disks_and_these_restart_the_job(
     assert steps(tiers.shared) == []
     newest = steps(tiers.disk("m0"))[-1]
     with RunningJob(tiers.life(STEPS, steps=STEPS), tmp_path / "two") as job:
-        result = end(job)
+        result = job.wait_until_done()
+        job.assert_no_leftovers()
+    assert result.code == exits.NOT_SAVED, result.output
+    assert f"step {STEPS}, its last, is on machines' own disks only (step-" in result.output
     assert f"starts from checkpoint step-{newest:010d}" in result.output
     assert_exact(tmp_path / "out", undisturbed((), STEPS, 2), ranks=2, steps=STEPS)
 

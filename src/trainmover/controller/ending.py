@@ -167,7 +167,10 @@ def _how_completed(state: State) -> tuple[int, str]:
         return exits.COMPLETED, f"{exits.REASONS[exits.COMPLETED]}; {text}"
     newest = "there is none" if kept.durable is None else f"the newest is {kept.durable.name}"
     missed = f"; last failure: {kept.failure}" if kept.failure else ""
-    text = f"completed, but step {state.step}, its last, is in no checkpoint ({newest}{missed})"
+    where = "is in no checkpoint ("
+    if kept.on_disk is not None and _is_on_disks(state):
+        where = f"is on machines' own disks only ({kept.on_disk.name}; in the storage "
+    text = f"completed, but step {state.step}, its last, {where}{newest}{missed})"
     return exits.NOT_SAVED, text
 
 
@@ -178,6 +181,10 @@ def how_stopped(state: State) -> tuple[int, str]:
     state could not be saved.
     """
     durable = state.kept.durable
+    if state.stop_by is None and _is_on_disks(state) and not _is_saved(state):
+        text = "suspended: its last state is on machines' own disks only, not in the storage"
+        missed = f" ({state.kept.failure})" if state.kept.failure else ""
+        return exits.SUSPENDED, f"{text}{missed}"
     if state.kept.keeping.checkpoint.is_on and durable is not None:
         if _is_saved(state):
             return exits.SUSPENDED, exits.REASONS[exits.SUSPENDED]
@@ -192,6 +199,12 @@ def how_stopped(state: State) -> tuple[int, str]:
 def _is_saved(state: State) -> bool:
     durable = state.kept.durable
     return durable is not None and durable.version.step == state.step
+
+
+def _is_on_disks(state: State) -> bool:
+    """Whether a start of the same machines finds the last state on their own disks."""
+    on_disk = state.kept.on_disk
+    return on_disk is not None and on_disk.version.step == state.step
 
 
 def _is_saving(move: Move, phase: Completing) -> bool:

@@ -23,7 +23,8 @@ START_FAILED: Final = 10
 SUSPENDED: Final = 11
 """Stopped on request with its last state in a checkpoint: started again, it goes on from there."""
 NOT_SAVED: Final = 12
-"""All steps are done, and the state behind the last one is in no checkpoint."""
+"""All steps are done, and the state behind the last one is not in the storage: in no checkpoint, or
+on machines' own disks only."""
 INTERRUPTED: Final = 130
 
 REASONS: Final[dict[int, str]] = {
@@ -39,6 +40,6 @@ REASONS: Final[dict[int, str]] = {
     STOPPED_BY_OPERATOR: "stopped by the operator",
     START_FAILED: "the job did not start",
     SUSPENDED: "suspended: its last state is in a checkpoint",
-    NOT_SAVED: "completed, but its last state is in no checkpoint",
+    NOT_SAVED: "completed, but its last state is not in the storage",
     INTERRUPTED: "interrupted",
 }

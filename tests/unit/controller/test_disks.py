@@ -175,3 +175,37 @@ def test_where_a_job_comes_from_is_kept_and_told_with_each_commit() -> None:
     stage.crash()
     assert stage.state.kept.history == ("before", "first")
     assert stage.state.kept.begun_from == "before"
+
+
+def last_on_disks_only(stage: Stage, *, is_stopped: bool) -> None:
+    """Step 3 is the last; each machine's disk takes its part, the storage nothing."""
+    settle(stage)
+    hold(stage, at(3), level=3)
+    for member in stage.members():
+        stage.actors[member.incarnation].version = at(3)
+    stage.finish(is_stopped=is_stopped)
+    stage.wait(1)
+    on_disks(stage)
+    while stage.state.kept.writing is not None:
+        fail(stage, "m0", "disk full")
+    stage.wait(20)
+
+
+def test_an_end_that_only_disks_have_is_said_to_be_there() -> None:
+    stage = sharded(settings=TIERS)
+    last_on_disks_only(stage, is_stopped=False)
+    assert stage.ended is not None and stage.ended.code == 12
+    expected = (
+        "step 3, its last, is on machines' own disks only (at-m0; in the storage there is none"
+    )
+    assert expected in stage.ended.reason
+    assert "disk full" in stage.ended.reason
+
+
+def test_a_stop_that_only_disks_have_can_go_on_from_them() -> None:
+    stage = sharded(settings=TIERS)
+    stage.operator(m.StopRequest(request="q", mode="boundary"))
+    last_on_disks_only(stage, is_stopped=True)
+    assert stage.ended is not None and stage.ended.code == 11
+    assert "on machines' own disks only, not in the storage (checkpoint" in stage.ended.reason
+    assert "disk full" in stage.ended.reason
