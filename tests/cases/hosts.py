@@ -15,6 +15,7 @@ from trainmover.checkpoint.store import open_store
 from trainmover.checkpoint.survey import Committed, survey
 from trainmover.daemons.run_directory import RunDirectory
 from trainmover.edges import probes
+from trainmover.edges.faults import VARIABLE
 from trainmover.edges.seal import new_token
 
 SCRIPT = Path(__file__).with_name("toy.py")
@@ -30,7 +31,14 @@ class Hosts:
     """One life of the job; leaving the block kills what is still there, as a power cut would."""
 
     def __init__(
-        self, folder: Path, root: Path, disks: dict[str, Path], *, steps: int, every: int
+        self,
+        folder: Path,
+        root: Path,
+        disks: dict[str, Path],
+        *,
+        steps: int,
+        every: int,
+        faults: str = "",
     ) -> None:
         """
         Args:
@@ -39,6 +47,7 @@ class Hosts:
             disks: Each machine's own one.
             steps: Of the job.
             every: Steps between checkpoints.
+            faults: What is to happen where, see `edges.faults`; an agent started again has none.
         """
         self.folder = folder
         self.root = root
@@ -46,6 +55,8 @@ class Hosts:
         self.steps = steps
         self.every = every
         self.token = new_token()
+        self._faults = faults
+        self._words: dict[str, tuple[str, ...]] = {}
         self.outputs: dict[str, Path] = {}
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -75,16 +86,25 @@ class Hosts:
 
     def _start(self, command: str, *words: str, name: str = "controller") -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
+        self._words[name] = words
         self.outputs[name] = self.folder / f"{name}.out"
         where = ("--run-dir", str(self.folder / name))
-        with self.outputs[name].open("wb") as output:
+        faults = {VARIABLE: self._faults} if self._faults else {}
+        with self.outputs[name].open("ab") as output:
             self.processes[name] = subprocess.Popen(
                 [sys.executable, "-m", "trainmover.cli", command, *where, *words],
-                env={**os.environ, "TRAINMOVER_TOKEN": self.token},
+                env={**os.environ, "TRAINMOVER_TOKEN": self.token, **faults},
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+
+    def start_again(self, machine: str) -> None:
+        """Its agent alone, as whatever watches over it on its host would."""
+        self.processes[machine].kill()
+        self.processes[machine].wait()
+        self._faults = ""
+        self._start("agent", *self._words[machine], name=machine)
 
     def on_all_disks(self) -> list[str]:
         """Checkpoints that every machine has its part of, oldest first."""

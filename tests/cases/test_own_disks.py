@@ -5,12 +5,14 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.cases.exact import assert_exact
 from tests.cases.hosts import Hosts, committed
 from tests.cases.runs import undisturbed
 from tests.waiting import eventually
+from trainmover.daemons.own_disks import READ_PHASE
 from trainmover.protocol import exits
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
@@ -80,4 +82,26 @@ def test_a_disk_that_is_lost_is_made_up_for_by_the_storage_or_named(tmp_path: Pa
     assert set(codes.values()) == {0}, told
     assert f"starts from checkpoint {newest}" in told
     assert "from durable" in told
+    assert_exact(tmp_path / "out", undisturbed((), STEPS, 2), ranks=2, steps=STEPS)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("how", ["kill", "stop"])
+def test_an_agent_that_dies_or_is_stopped_while_it_serves_a_load_costs_no_step(
+    tmp_path: Path, how: str
+) -> None:
+    """The other machine's rank reads its state there. Nothing is left on the storage."""
+    name = first_life(tmp_path)
+    disks, faults = moved(tmp_path), f"{how}@{READ_PHASE}:m1"
+    with Hosts(tmp_path / "two", tmp_path, disks, steps=STEPS, every=STEPS, faults=faults) as job:
+        struck = psutil.Process(job.processes["m1"].pid)
+        ends = (psutil.STATUS_ZOMBIE, psutil.STATUS_STOPPED)
+        eventually(lambda: struck.status() in ends, "m1's agent is struck", timeout_s=60)
+        log = job.folder / "controller" / "logs" / "controller.log"
+        eventually(lambda: "freeze " in log.read_text(), "the loss is noticed", timeout_s=60)
+        job.start_again("m1")
+        codes = job.end(120.0)
+        told = job.text()
+    assert set(codes.values()) == {0}, told
+    assert_from_moved_disks(told, name)
     assert_exact(tmp_path / "out", undisturbed((), STEPS, 2), ranks=2, steps=STEPS)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from trainmover.errors import ConfigError, StorageHung
+from trainmover.errors import ConfigError, StorageFailed, StorageHung
 
 T = TypeVar("T")
 
@@ -51,6 +51,7 @@ class Watch:
     def __init__(self) -> None:
         self._condition = threading.Condition()
         self._is_abandoned = False
+        self._is_called_off = False
         self._has_ended = False
         self._progress = 0
         self.at = ""
@@ -62,6 +63,18 @@ class Watch:
             if self._is_abandoned:
                 raise Abandoned
             self._progress += byte_count
+
+    def call_off(self) -> None:
+        """From any thread: nobody wants the result any more; whoever waits goes on at once."""
+        with self._condition:
+            self._is_abandoned = self._is_called_off = True
+            self._condition.notify_all()
+
+    @property
+    def is_called_off(self) -> bool:
+        """Whether it is."""
+        with self._condition:
+            return self._is_called_off
 
     @property
     def progress(self) -> int:
@@ -82,11 +95,14 @@ class Watch:
             self._condition.notify_all()
 
     def wait(self, limits: Limits) -> bool:
-        """True once the call has ended; False, and abandoned, when a limit has passed."""
+        """True once the call has ended; False, and abandoned, when a limit has passed or it was
+        called off."""
         start = moved_at = time.monotonic()
         seen = -1
         with self._condition:
             while not self._has_ended:
+                if self._is_abandoned:
+                    return False
                 now = time.monotonic()
                 if self._progress != seen:
                     seen, moved_at = self._progress, now
@@ -117,7 +133,8 @@ def bounded(
 ) -> T:
     """The result of `work`, or StorageHung once a limit has passed.
 
-    Blocks: until `limits`; the work itself runs in a thread of its own.
+    Blocks: until `limits`, or until `watch` is called off (StorageFailed); the work itself runs in
+    a thread of its own.
 
     Args:
         work: Calls `watch.moved` as it gets further; its exceptions are passed on.
@@ -139,6 +156,8 @@ def bounded(
 
     threading.Thread(target=run, name="checkpoint-storage", daemon=True).start()
     if not shared.wait(limits):
+        if shared.is_called_off:
+            raise StorageFailed(f"{doing} was called off")
         raise StorageHung(
             f"{doing}: no progress at {shared.at or 'the store'} within {limits.stall_s} s "
             f"({limits.total_s} s in all); the call is abandoned, earlier checkpoints are "

@@ -260,6 +260,12 @@ def open_checkpoint(
     return Checkpoint((store, *others), Committed(name=name, manifest=manifest), watch)
 
 
-def load(work: Callable[[Watch], T], *, what: str, limits: Limits = LOAD_LIMITS) -> T:
+def load(
+    work: Callable[[Watch], T],
+    *,
+    what: str,
+    limits: Limits = LOAD_LIMITS,
+    watch: Watch | None = None,
+) -> T:
     """The result of reading work, within the load limit (10 min). Raises StorageHung."""
-    return bounded(work, limits, doing=f"loading {what}")
+    return bounded(work, limits, doing=f"loading {what}", watch=watch)

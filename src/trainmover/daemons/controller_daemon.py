@@ -27,7 +27,7 @@ from trainmover.controller import (
     ToOperator,
 )
 from trainmover.daemons import settings as settings_of
-from trainmover.daemons.looking import Looker
+from trainmover.daemons.looking import Looker, beside
 from trainmover.daemons.loop import Decider, DeciderLoop
 from trainmover.daemons.operator_views import OperatorViews
 from trainmover.daemons.options import ControllerOptions, read_options
@@ -125,9 +125,14 @@ class ControllerDaemon:
         self._loop: DeciderLoop[controller.State, controller.Event, controller.Command]
         self._outcome: OutcomeFile | None = None
         self._is_stopped = False
+        self._starting: asyncio.Task[Any] | None = None
+        """While there is no decider: what a lost parent ends."""
 
     async def run(self) -> int:
         """Until the decider ends the job; the job's exit code."""
+        self._starting = asyncio.current_task()
+        if self._options.is_embedded:
+            watch_parent(self._lose_parent)
         records = [decode_record(row.data) for row in self._journal.read_all()]
         term = self._journal.take_term()
         self._append(TermTaken(term=term))
@@ -149,6 +154,7 @@ class ControllerDaemon:
             tick=controller.Tick(),
         )
         self._loop = DeciderLoop(decider, opening.state, self._act, "controller")
+        self._starting = None
         await self._listen(term)
         for command in opening.commands:
             self._act(command)
@@ -184,7 +190,7 @@ class ControllerDaemon:
         if waits_for_agents(self._options.resume, self._looker.keeping):
             return controller.Unchosen()
         keeping = self._looker.keeping
-        restored, notes = await asyncio.to_thread(choose_start, self._options.resume, keeping)
+        restored, notes = await beside(choose_start, self._options.resume, keeping)
         await self._tell_start(restored, notes)
         return restored
 
@@ -193,10 +199,10 @@ class ControllerDaemon:
             self._records.say("restore", note)
         directory = self._looker.keeping.checkpoint.directory
         if restored is not None and restored.run_id and is_directory(directory):
-            await asyncio.to_thread(self._expect_losses, directory, restored)
+            await beside(self._expect_losses, directory, restored)
 
     async def _look(self, order: controller.LookIntoStorage) -> None:
-        seen, notes = await asyncio.to_thread(self._looker.look, order)
+        seen, notes = await beside(self._looker.look, order)
         await self._tell_start(seen.found if order.is_start else None, notes)
         self._post(seen)
 
@@ -224,8 +230,6 @@ class ControllerDaemon:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
             loop.add_signal_handler(number, self._stop_by_signal)
-        if self._options.is_embedded:
-            watch_parent(self._lose_parent)
 
     def _stop_by_signal(self) -> None:
         """A controller that is asked to go leaves the job alone: agents and workers go on."""
@@ -234,6 +238,9 @@ class ControllerDaemon:
 
     def _lose_parent(self) -> None:
         log.error("whoever started this job is gone: the job ends")
+        if self._starting is not None:
+            self._starting.cancel()  # what it looks for in storage, nobody is there to use
+            return
         self._post(controller.FromOperator(body=StopRequest(request="parent-gone", mode="now")))
         asyncio.get_running_loop().call_later(10.0, self._loop.stop)
 

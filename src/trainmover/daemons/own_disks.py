@@ -8,6 +8,7 @@ before.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 from trainmover.checkpoint import names
 from trainmover.checkpoint.bounded import Watch
@@ -17,9 +18,13 @@ from trainmover.checkpoint.reader import Checkpoint
 from trainmover.checkpoint.store import Store
 from trainmover.checkpoint.survey import Committed, read_manifest, survey
 from trainmover.checkpoint.tiers import open_disk, open_disks
+from trainmover.edges import faults
 from trainmover.edges.snapshot_wire import CheckFiles, CheckpointOnDisk, ReadFile
 from trainmover.errors import ConfigError
 from trainmover.topology.keeping import CheckpointConfig, Keeping
+
+READ_PHASE: Final = "disk_read"
+"""Another machine's rank reads its state here: no phase of a switchover, but drills may strike."""
 
 
 class OwnDisk:
@@ -43,6 +48,8 @@ class OwnDisk:
         if not names.is_checkpoint_name(name) or not names.is_own_file(file):
             raise ConfigError(f"'{request.path}' is no file of a checkpoint; refused")
         store = self._open(request.folder)
+        if file != names.MANIFEST:
+            faults.reached(READ_PHASE, self._machine)
         opened = store.open(request.path)
         try:
             return opened.read_into(request.position, into)

@@ -8,9 +8,11 @@ the agent's decider says hello again after each reconnection and everything else
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
 import aiohttp
@@ -24,7 +26,7 @@ log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 2.0
-HANDSHAKE_LIMIT_S = 5.0
+HANDSHAKE_LIMIT_S = 10.0
 PING_S = 5.0
 MAX_QUEUED = 10_000
 
@@ -107,16 +109,15 @@ class AgentLink:
                 pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
 
     async def _connect_once(self, session: aiohttp.ClientSession) -> str:
-        timeout = aiohttp.ClientWSTimeout(ws_close=1.0)
         self._address = self._find_address()
-        async with session.ws_connect(
-            f"http://{self._address}{handshake.AGENT_PATH}",
-            max_msg_size=codec.MAX_MESSAGE_BYTES,
-            heartbeat=PING_S,
-            timeout=timeout,
-        ) as socket:
-            async with asyncio.timeout(HANDSHAKE_LIMIT_S):
-                seal = await self._shake_hands(socket)
+        # A host that is gone or stopped answers nothing, and another controller may listen
+        # elsewhere already: the whole way to the link is bounded, from the first packet on.
+        limit = asyncio.timeout(HANDSHAKE_LIMIT_S)
+        async with limit, contextlib.AsyncExitStack() as stack:
+            socket = await stack.enter_async_context(self._open(session))
+            seal = await self._shake_hands(socket)
+            opened = stack.pop_all()
+        async with opened:
             while not self._outgoing.empty():
                 self._outgoing.get_nowait()
             self._is_up = True
@@ -127,6 +128,16 @@ class AgentLink:
             finally:
                 writer.cancel()
                 await asyncio.gather(writer, return_exceptions=True)
+
+    def _open(
+        self, session: aiohttp.ClientSession
+    ) -> AbstractAsyncContextManager[aiohttp.ClientWebSocketResponse]:
+        return session.ws_connect(
+            f"http://{self._address}{handshake.AGENT_PATH}",
+            max_msg_size=codec.MAX_MESSAGE_BYTES,
+            heartbeat=PING_S,
+            timeout=aiohttp.ClientWSTimeout(ws_close=1.0),
+        )
 
     async def _shake_hands(self, socket: aiohttp.ClientWebSocketResponse) -> Seal:
         challenge = handshake.decode_as(

@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 HANDSHAKE_LIMIT_S = 5.0
 PING_S = 5.0
+CLOSE_LIMIT_S = 1.0
+"""For the end of all links together: an agent that is stopped takes nothing any more."""
 MAX_QUEUED = 10_000
 MAX_SESSIONS = 64
 
@@ -92,8 +94,12 @@ class ControllerServer:
                 break
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.05)
-        for link in list(self._links.values()):
-            await link.socket.close()
+        closing = [asyncio.create_task(link.socket.close()) for link in self._links.values()]
+        if closing:
+            _, late = await asyncio.wait(closing, timeout=CLOSE_LIMIT_S)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*closing, return_exceptions=True)
         if self._runner is not None:
             await self._runner.cleanup()
 

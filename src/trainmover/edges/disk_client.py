@@ -1,7 +1,8 @@
 """Client's end: look at another machine's own disk, read from it, have it compared with checksums.
 
 One connection is kept and made anew where the other end has let go of it. Each wait is bounded by
-the holder's limit. Raises TransportError, RemoteProtocolError.
+the holder's limit, and there is one such wait in all: an agent that has given no answer within it,
+or is not there, is not asked again. Raises TransportError, RemoteProtocolError.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
+from trainmover.edges.errand import Errand
 from trainmover.edges.snapshot_client import Holder, connect
 from trainmover.edges.snapshot_wire import (
     BytesFollow,
@@ -32,12 +34,20 @@ PART_BYTES: Final = 8 << 20
 
 
 class DiskClient:
-    """One agent's disk; used by several threads in turn."""
+    """One agent's disk; used by several threads in turn, for one choice or one load.
 
-    def __init__(self, holder: Holder) -> None:
+    Args:
+        holder: Where the agent is.
+        errand: With its end all that is asked here ends; by default `close` ends it.
+    """
+
+    def __init__(self, holder: Holder, errand: Errand | None = None) -> None:
         self.holder = holder
+        self._errand = errand or Errand("a disk", holder.limit_s)
         self._lock = threading.Lock()
         self._wire: Wire | None = None
+        self._lost = ""
+        """Why the agent is not asked any more."""
 
     def look(self) -> tuple[CheckpointOnDisk, ...]:
         """Every checkpoint there."""
@@ -67,8 +77,8 @@ class DiskClient:
         assert self._wire is not None
         try:
             self._wire.receive_into(part[: answer.count])
-        except TransportError:
-            self._drop()
+        except TransportError as error:
+            self._lose(error)
             raise
         return answer.count
 
@@ -86,24 +96,40 @@ class DiskClient:
             return answer.damages
 
     def close(self) -> None:
-        """End the connection."""
-        with self._lock:
-            if self._wire is not None:
-                try:
-                    self._wire.send(Enough())
-                except TransportError:
-                    pass  # it is gone already
-            self._drop()
+        """End the connection, and whatever another thread still waits for on it. At once."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self._take_leave()
+            finally:
+                self._lock.release()
+        self._errand.end()
+
+    def _take_leave(self) -> None:
+        if self._wire is not None:
+            try:
+                self._wire.send(Enough())
+            except TransportError:
+                pass  # it is gone already
+        self._drop()
 
     def _ask(self, request: WireMessage) -> WireMessage:
         """The answer; once more over a new connection where the kept one has gone."""
+        if self._lost:
+            raise TransportError(self._lost)
         if self._wire is not None:
             try:
                 return self._say(self._wire, request)
-            except TransportError:
-                self._drop()
-        self._wire = connect(self.holder)
-        return self._say(self._wire, request)
+            except TransportError as error:
+                self._lose(error)
+                if self._lost:
+                    raise
+        try:
+            self._wire = connect(self.holder, self._errand)
+            return self._say(self._wire, request)
+        except TransportError as error:
+            self._drop()
+            self._lost = str(error)
+            raise
 
     def _say(self, wire: Wire, request: WireMessage) -> WireMessage:
         wire.send(request)
@@ -113,7 +139,10 @@ class DiskClient:
         assert self._wire is not None
         try:
             answer = self._wire.receive_any()
-        except (TransportError, RemoteProtocolError):
+        except TransportError as error:
+            self._lose(error)
+            raise
+        except RemoteProtocolError:
             self._drop()
             raise
         if isinstance(answer, Refusal):
@@ -123,6 +152,12 @@ class DiskClient:
     def _unexpected(self, answer: WireMessage) -> RemoteProtocolError:
         self._drop()
         return RemoteProtocolError(f"{type(answer).__name__} answers another question about a disk")
+
+    def _lose(self, error: TransportError) -> None:
+        """A connection has failed: one that was closed can be made anew, a silent agent is lost."""
+        self._drop()
+        if isinstance(error.__cause__, TimeoutError):
+            self._lost = str(error)
 
     def _drop(self) -> None:
         if self._wire is not None:

@@ -45,6 +45,11 @@ class Errand:
             for stream in self._streams:
                 _shut(stream)
 
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody wants it any more."""
+        return self._is_over
+
     def check(self) -> None:
         """Raises TransportError where nobody wants it any more."""
         if self._is_over:

@@ -40,6 +40,10 @@ log = logging.getLogger(__name__)
 
 CONNECT_PAUSE_S = 0.02
 PID_WAIT_S = 3.0
+GREET_LIMIT_S = 10.0
+"""From the connection to the nursery's first word; it listens only once it is warm."""
+LAUNCH_LIMIT_S = 15.0
+"""From the order to fork to the nursery's answer; a fork takes milliseconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +77,10 @@ class Launcher:
         self._pidfds: dict[str, int] = {}
         self._pid_known = asyncio.Condition()
         self._waiting: list[ForkRequest] = []
+        self._asked: dict[str, asyncio.TimerHandle] = {}
+        """Launches that the nursery has not answered."""
+        self._given_up: set[str] = set()
+        """Launches that were reported as failed: whoever is forked late is not to live."""
         self._nursery_pid = 0
         self.on_spawn: Callable[[int], None] = lambda _: None
         """Told the pid of a nursery just started, long before it is warm."""
@@ -115,13 +123,42 @@ class Launcher:
 
     def launch(self, request: ForkRequest) -> None:
         """Fork one worker; answered by `Forked` or `ForkFailed`. Idempotent by incarnation."""
-        if not self._send(request):
+        if not self._ask(request):
             self._waiting.append(request)
 
+    def _ask(self, request: ForkRequest) -> bool:
+        is_sent, name = self._send(request), request.incarnation
+        if is_sent and name not in self._asked:
+            loop = asyncio.get_running_loop()
+            self._asked[name] = loop.call_later(LAUNCH_LIMIT_S, self._give_up, name)
+        return is_sent
+
+    def _give_up(self, incarnation: str) -> None:
+        """A nursery that is stopped would keep whoever ordered the worker from another machine."""
+        del self._asked[incarnation]
+        self._given_up.add(incarnation)
+        reason = f"the nursery has not answered for {LAUNCH_LIMIT_S:g} s"
+        log.error("%s is not started: %s", incarnation, reason)
+        self._on_notice(ForkFailed(incarnation=incarnation, reason=reason))
+
+    def _forget_asked(self) -> list[str]:
+        asked = sorted(self._asked)
+        for incarnation in asked:
+            self._answered(incarnation)
+        return asked
+
+    def _answered(self, incarnation: str) -> None:
+        timer = self._asked.pop(incarnation, None)
+        if timer is not None:
+            timer.cancel()
+
     def kill(self, incarnation: str) -> None:
-        """SIGKILL the worker's process group; answered by `Exited`."""
-        if not self._send(KillGroup(incarnation=incarnation)):
-            self._kill_directly(incarnation)
+        """SIGKILL the worker's process group; answered by `Exited`.
+
+        The nursery, which may be stopped itself, is needed for the answer only.
+        """
+        self._send(KillGroup(incarnation=incarnation))
+        self._kill_directly(incarnation)
 
     async def pid_of(self, incarnation: str) -> int | None:
         """Pid of a live worker; waits a little for one that is just being forked."""
@@ -135,6 +172,7 @@ class Launcher:
     async def end(self, grace_s: float) -> None:
         """End all workers and the nursery; returns when it is gone or `grace_s` + 5 s are over."""
         self._is_ending = True
+        self._forget_asked()
         if not self._send(EndNursery(grace_s=grace_s)) and self._nursery_pid:
             _send_signal(self._nursery_pid, signal.SIGTERM)  # our own child, still warming up
         deadline = asyncio.get_running_loop().time() + grace_s + 5.0
@@ -150,6 +188,7 @@ class Launcher:
     async def disconnect(self) -> None:
         """Leave nursery and workers alone, for another agent to adopt; `run` ends."""
         self._is_ending = True
+        self._forget_asked()
         if self._writer is not None:
             self._writer.close()
             await asyncio.gather(self._writer.wait_closed(), return_exceptions=True)
@@ -165,7 +204,7 @@ class Launcher:
         while True:
             try:
                 reader, writer = await asyncio.open_unix_connection(self._settings.socket)
-                return await self._greet(reader, writer)
+                return await self._greet_in_time(reader, writer)
             except (FileNotFoundError, ConnectionError, asyncio.IncompleteReadError):
                 if process is None and loop.time() >= spawn_at:
                     process = self._spawn()
@@ -178,6 +217,17 @@ class Launcher:
                 limit = self._settings.start_timeout_s
                 raise TransportError(f"the nursery was not warm within {limit} s") from None
             await asyncio.sleep(CONNECT_PAUSE_S)
+
+    async def _greet_in_time(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> tuple[asyncio.StreamReader, NurseryUp]:
+        try:
+            async with asyncio.timeout(GREET_LIMIT_S):
+                return await self._greet(reader, writer)
+        except TimeoutError:
+            writer.close()
+            text = f"the nursery at {self._settings.socket} is stopped: it says nothing"
+            raise TransportError(f"{text} within {GREET_LIMIT_S:g} s") from None
 
     async def _greet(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -197,7 +247,7 @@ class Launcher:
             await self._learn(worker.incarnation, worker.pid)
         waiting, self._waiting = self._waiting, []
         for request in waiting:
-            self._send(request)
+            self._ask(request)
         return reader, up
 
     def _spawn(self) -> subprocess.Popen[bytes]:
@@ -225,12 +275,17 @@ class Launcher:
     async def _receive(self, message: FromNursery) -> None:
         match message:
             case Forked(incarnation=incarnation, pid=pid):
+                self._answered(incarnation)
                 await self._learn(incarnation, pid)
-                self._on_notice(message)
+                if incarnation in self._given_up:
+                    self.kill(incarnation)
+                else:
+                    self._on_notice(message)
             case Exited(incarnation=incarnation):
                 self._forget(incarnation)
                 self._on_notice(message)
-            case ForkFailed():
+            case ForkFailed(incarnation=incarnation):
+                self._answered(incarnation)
                 self._on_notice(message)
             case NurseryUp():
                 log.info("nursery %d says hello again", message.pid)
@@ -245,6 +300,9 @@ class Launcher:
             self._forget(incarnation)
             number = int(signal.SIGKILL)
             self._on_notice(Exited(incarnation=incarnation, pid=pid, exit_code=None, signal=number))
+        for incarnation in self._forget_asked():
+            reason = "the nursery ended before it was forked"
+            self._on_notice(ForkFailed(incarnation=incarnation, reason=reason))
 
     # -------------------------------------------------------------------------- processes
 

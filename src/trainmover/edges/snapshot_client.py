@@ -136,12 +136,12 @@ def fetching(
         yield Fetch(wire, wire.receive(ImageFollows))
 
 
-def give(holder: Holder, snapshot: Sendable) -> bool:
-    """Have `holder` keep a copy; False where it had it already.
+def give(holder: Holder, snapshot: Sendable, errand: Errand | None = None) -> bool:
+    """Have `holder` keep a copy, while `errand` is wanted; False where it had it already.
 
     Raises TransportError, StateMismatch (overwritten while it was sent).
     """
-    with _connected(holder) as wire:
+    with _connected(holder, errand) as wire:
         wire.send(
             StoreImage(
                 rank=snapshot.rank,

@@ -219,6 +219,11 @@ class SnapshotStore:
         with self._lock:
             return self._is_needed(version) and (rank, version) not in self._peers
 
+    def is_needed(self, version: Version) -> bool:
+        """Whether anybody may still go back to it, as far as was said."""
+        with self._lock:
+            return self._is_needed(version)
+
     def told(self) -> tuple[SnapshotHeld, ...]:
         """Everything whole whose digest is known, for the controller."""
         with self._lock:

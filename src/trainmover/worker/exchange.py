@@ -44,6 +44,9 @@ SHARED = "shared"
 INCREMENTS = "increments"
 PERSONAL_LIMIT_BYTES = 1 << 30
 CHUNK_BYTES = 1 << 22
+RECORDING_SILENCE_S = 10.0
+"""Longest wait for a byte of a recording: without it a standby rehearses in loop-back, and while it
+waits nobody can use it."""
 NO_GENERATION = 1 << 62
 """A standby is in none; above all there are, which no member takes for one of its own."""
 
@@ -58,6 +61,13 @@ class Exchange:
         self._aborted = 0
         self._errand: tuple[int, Errand] | None = None
         """Of the newest plan that state was fetched for."""
+        self._recording: Errand | None = None
+
+    def ordered(self) -> None:
+        """On the I/O thread: the main thread is needed; a rehearsal does without its recording."""
+        errand = self._recording
+        if errand is not None:
+            errand.end()
 
     def abort(self, number: int) -> None:
         """On the I/O thread: plan `number` is not to be; what is fetched or served for it ends."""
@@ -68,6 +78,11 @@ class Exchange:
             self._condition.notify_all()
             if self._errand is not None and self._errand[0] <= number:
                 self._errand[1].end()
+
+    def is_void(self, plan: Plan) -> bool:
+        """Whether `plan` is not to be."""
+        with self._condition:
+            return plan.number <= self._aborted
 
     # ------------------------------------------------------------------ serving
 
@@ -197,20 +212,25 @@ class Exchange:
         keeper = rehearsal.keeper
         if keeper is None:
             raise TransportError(f"nobody serves {rehearsal.file}")
-        limit_s = self._runtime.config.transfer_timeout_s
+        limit_s = min(self._runtime.config.transfer_timeout_s, RECORDING_SILENCE_S)
         purpose = f"{RECORDING}:{rehearsal.fingerprint}:{rehearsal.role_class}"
         store = RecordingStore(store_root(self._runtime), rehearsal.fingerprint)
         path = store.path(rehearsal.role_class)
         path.parent.mkdir(parents=True, exist_ok=True)
         half = path.with_name(f".{path.name}.{self._runtime.incarnation}")
-        errand = Errand("a recording", limit_s)
-        stream = self._runtime.communicator.dial(keeper, purpose, NO_GENERATION, errand)
-        with stream, open(half, "wb") as file:
-            (left,) = LENGTH.unpack(exactly(stream, LENGTH.size))
-            while left:
-                data = exactly(stream, min(left, CHUNK_BYTES))
-                file.write(data)
-                left -= len(data)
+        self._recording = errand = Errand("a recording", limit_s)
+        try:
+            if not self._runtime.orders.is_empty:
+                errand.end()
+            stream = self._runtime.communicator.dial(keeper, purpose, NO_GENERATION, errand)
+            with stream, open(half, "wb") as file:
+                (left,) = LENGTH.unpack(exactly(stream, LENGTH.size))
+                while left:
+                    data = exactly(stream, min(left, CHUNK_BYTES))
+                    file.write(data)
+                    left -= len(data)
+        finally:
+            self._recording = None
         os.replace(half, path)
         return path
 

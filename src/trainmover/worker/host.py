@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from trainmover.state.inventory import Inventory
     from trainmover.worker.first_iterations import FirstIterations
     from trainmover.worker.increment_side import IncrementSide
+    from trainmover.worker.restoring import Loading
     from trainmover.worker.snapshot_side import SnapshotSide
     from trainmover.worker.walk import Walk
 
@@ -83,6 +84,12 @@ class Host(Protocol):
 
     def errand(self, plan: Plan) -> Errand:
         """Joiner: what `plan` has fetched ends with it. Raises TransportError: it was aborted."""
+
+    def is_void(self, plan: Plan) -> bool:
+        """Joiner: whether `plan` has been aborted since it was ordered."""
+
+    def loads(self, loading: Loading | None) -> None:
+        """Member: this load is to end with the generation; None: it has ended."""
 
     def adopted(self, plan: Plan, how: str) -> None:
         """Joiner: the process plays its new rank."""

@@ -49,7 +49,7 @@ class AgentLink:
         if self._is_closed or self._socket is not None:
             return
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        sock.settimeout(2.0)
+        sock.setblocking(False)  # a stopped agent lets nobody in, and collectives go on here
         try:
             sock.connect(self._path)
         except OSError:
@@ -57,7 +57,6 @@ class AgentLink:
             self._engine.call_later(self._retry_s, self.connect)
             self._retry_s = min(self._retry_s * 2, RETRY_MAX_S)
             return
-        sock.setblocking(False)
         self._retry_s = RETRY_S
         self._socket = sock
         self._buffer = FrameBuffer()

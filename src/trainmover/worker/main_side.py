@@ -26,6 +26,7 @@ from trainmover.worker.walk import Walk
 if TYPE_CHECKING:
     from trainmover.edges.errand import Errand
     from trainmover.state.inventory import Inventory
+    from trainmover.worker.restoring import Loading
     from trainmover.worker.runtime import Runtime
 
 END_LIMIT_S = 5.0
@@ -46,6 +47,7 @@ class MainSide:
         self.pending_entry: orders.RunMain | None = None
         self.restore: orders.Restore | None = None
         """What the next live entry of `main` begins with."""
+        self._loading: Loading | None = None
         self.snapshots: SnapshotSide | None = SnapshotSide(
             runtime.request.machine,
             runtime.request.spec,
@@ -89,6 +91,18 @@ class MainSide:
         if plan.is_fresh_start and plan.restore:
             self.restore = orders.Restore(plan.restore, plan.target, plan.disks)
 
+    def loads(self, loading: Loading | None) -> None:
+        """Main thread: this load, or none, is under way."""
+        self._loading = loading
+        if loading is not None and self._runtime.state.is_broken:
+            loading.end()
+
+    def broken(self) -> None:
+        """On the I/O thread: the generation is broken; nobody waits for what it loads."""
+        loading = self._loading
+        if loading is not None:
+            loading.end()
+
     def link_up(self) -> None:
         """On the I/O thread: an agent that has just come up must know of all snapshots."""
         if self.snapshots is not None:
@@ -127,6 +141,10 @@ class MainSide:
     def errand(self, plan: Plan) -> Errand:
         """Joiner, main thread."""
         return self._runtime.exchange.errand(plan)
+
+    def is_void(self, plan: Plan) -> bool:
+        """Joiner, main thread."""
+        return self._runtime.exchange.is_void(plan)
 
     def adopted(self, plan: Plan, how: str) -> None:
         """Joiner, main thread: plays its rank."""

@@ -111,18 +111,30 @@ class Halt:
 Order = RunMain | Go | Apply | Undo | Adopt | Receive | Settle | Leave | Finish | Halt
 
 
+def _nothing() -> None:
+    """Nobody has to be told."""
+
+
 class OrderBox:
     """Orders for the main thread, first in, first out."""
 
     def __init__(self, is_alive: Callable[[], bool]) -> None:
         self._queue: queue.SimpleQueue[Order] = queue.SimpleQueue()
         self._is_alive = is_alive
+        self.on_given: Callable[[], None] = _nothing
+        """Called behind each order, on the I/O thread: somebody waits for the main thread."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nobody waits for the main thread."""
+        return self._queue.empty()
 
     def give(self, order: Order) -> None:
         """From the I/O thread; never blocks. Entering `main` anew voids what was ordered before."""
         if isinstance(order, RunMain):
             self._void()
         self._queue.put(order)
+        self.on_given()
 
     def _void(self) -> None:
         try:

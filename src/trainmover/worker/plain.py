@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from trainmover.protocol.messages import Edge
     from trainmover.worker.entry import Main
     from trainmover.worker.increment_side import IncrementSide
+    from trainmover.worker.restoring import Loading
     from trainmover.worker.snapshot_side import SnapshotSide
 
 END_LIMIT_S = 20.0
@@ -110,6 +111,13 @@ class PlainHost:
     def errand(self, plan: Plan) -> Errand:
         """There is no switchover."""
         raise LocalProtocolError("no switchover without an agent")
+
+    def is_void(self, plan: Plan) -> bool:
+        """There is no switchover."""
+        raise LocalProtocolError("no switchover without an agent")
+
+    def loads(self, loading: Loading | None) -> None:
+        """There is no generation that could end."""
 
     def adopted(self, plan: Plan, how: str) -> None:
         """There is no switchover."""

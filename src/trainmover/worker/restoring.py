@@ -3,17 +3,22 @@
 Decides which copy of a checkpoint is read and how long that may take. Which checkpoint it is was
 decided for the whole job; what of it goes where is decided in `loading` and, at another world size,
 in `another_size`.
+
+A load ends with the generation that it is for: once a member is lost, all begin anew, and whoever
+would still wait for storage, or for the disk of the lost machine, would hold up everybody.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
 
 from trainmover.checkpoint.bounded import Limits, Watch
 from trainmover.checkpoint.reader import Checkpoint, load
 from trainmover.checkpoint.remote_disk import RemoteDisk
 from trainmover.checkpoint.tiers import open_named, open_tiers
 from trainmover.edges.disk_client import DiskClient
+from trainmover.edges.errand import Errand
 from trainmover.errors import CheckpointError, DiskLost, ShardCorrupt, ShardMissing, StateMismatch
 from trainmover.protocol.messages import Version
 from trainmover.worker.another_size import taken_over
@@ -31,7 +36,22 @@ if TYPE_CHECKING:
     from trainmover.worker.snapshot_side import SnapshotSide
     from trainmover.worker.stepper import Stepper
 
-STALL_S = 60.0
+STALL_S: Final = 60.0
+SILENCE_S: Final = 20.0
+"""Longest wait for a byte of another machine's agent, so that the storage gets its turn in time."""
+
+
+class Loading:
+    """One load under way, which another thread may call off."""
+
+    def __init__(self, name: str, limits: Limits) -> None:
+        self.watch = Watch()
+        self.errand = Errand(f"checkpoint {name}", min(SILENCE_S, limits.stall_s / 3))
+
+    def end(self) -> None:
+        """From any thread: what is loaded is void. Does not block."""
+        self.watch.call_off()
+        self.errand.end()
 
 
 def restore(stepper: Stepper, begin: Restore) -> None:
@@ -46,11 +66,12 @@ def restore(stepper: Stepper, begin: Restore) -> None:
     config = side.keeping.checkpoint
     limits = Limits(stall_s=min(STALL_S, config.load_timeout_s), total_s=config.load_timeout_s)
 
-    others = _other_disks(side, begin)
-    stores = open_tiers(config, side.machine, others)
+    loading = Loading(name, limits)
+    others = _other_disks(side, begin, loading.errand)
 
     def work(watch: Watch) -> Loaded:
         failure: CheckpointError | None = None
+        stores = open_tiers(config, side.machine, others)
         for checkpoint in open_named(stores, name, watch=watch):
             try:
                 return _take(stepper, checkpoint, target, config.allows_cast)
@@ -60,15 +81,21 @@ def restore(stepper: Stepper, begin: Restore) -> None:
         raise failure
 
     dtypes, script = buffer_dtypes(stepper.inventory), values_of(stepper.inventory)
+    stepper.host.loads(loading)
     try:
-        loaded = load(work, what=f"checkpoint {name}", limits=limits)
-    except CheckpointError as error:
+        loaded = load(work, what=f"checkpoint {name}", limits=limits, watch=loading.watch)
+    except (CheckpointError, StateMismatch) as error:
+        if loading.watch.is_called_off:
+            # What was loaded so far is void, as is the boundary that `main` now comes to.
+            stepper.version, stepper.roles.void_load = target, loading.watch
+            return
         lost = [disk.location for disk in others.values() if disk.is_lost]
         if not lost:
             raise
         # Not the script's fault: the job is led back once it is known who is gone.
         raise DiskLost(f"{', '.join(lost)} gave no answer: {error}") from error
     finally:
+        stepper.host.loads(None)
         for disk in others.values():
             disk.close()
     personal = loaded.personals[0]
@@ -88,11 +115,11 @@ def restore(stepper: Stepper, begin: Restore) -> None:
     stepper.host.mark("checkpoint loaded")
 
 
-def _other_disks(side: SnapshotSide, begin: Restore) -> dict[str, RemoteDisk]:
+def _other_disks(side: SnapshotSide, begin: Restore, errand: Errand) -> dict[str, RemoteDisk]:
     """Disks of other machines, as tiers; connected to when something is read there."""
     disks = [
         RemoteDisk(
-            DiskClient(side.holder(part.host, part.port)),
+            DiskClient(replace(side.holder(part.host, part.port), limit_s=errand.limit_s), errand),
             part.machine,
             part.folder,
             ranks=part.ranks,

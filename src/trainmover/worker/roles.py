@@ -19,6 +19,7 @@ from trainmover.worker.playing import receive_played
 from trainmover.worker.unwinding import Halted, Reentered
 
 if TYPE_CHECKING:
+    from trainmover.checkpoint.bounded import Watch
     from trainmover.worker.stepper import Stepper
 
 MASK = (1 << 63) - 1
@@ -29,6 +30,8 @@ class Roles:
 
     def __init__(self, stepper: Stepper) -> None:
         self._stepper = stepper
+        self.void_load: Watch | None = None
+        """Of a load that was called off: it may still write into this rank's state."""
 
     def settle(self, plan: Plan) -> bool:
         """Stayer or leaver at the target. True: run one more attempt out first (Plan.attempts)."""
@@ -91,6 +94,8 @@ class Roles:
         rank = plan.membership.rank_of(stepper.host.incarnation)
         if rank is None:
             raise Halted(exits.PROTOCOL_FAILED, f"plan {plan.number} does not name this worker")
+        if stepper.host.is_void(plan):
+            return  # to enter `main` again for it would keep the next plan waiting
         is_too_warm = plan.kind == "unplanned" and plan.attempts < stepper.attempts
         walk = stepper.host.walk
         is_other = walk is not None and walk.is_other_class(stepper.rank, rank)
@@ -158,6 +163,9 @@ class Roles:
         stepper = self._stepper
         side = stepper.host.snapshots
         assert side is not None
+        if self.void_load is not None and not self.void_load.has_ended:
+            text = "storage that has given no answer may still write into this process's state"
+            raise Halted(exits.INTERRUPTED, text)
         try:
             with side.open(plan, stepper.rank, stepper.host.errand(plan)) as fetch:
                 amount = stepper.snapshots.load(fetch.description, fetch.read, fetch.bulk_digest)

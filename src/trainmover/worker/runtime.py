@@ -87,6 +87,7 @@ class Runtime:
         self.cut: CutOverRun | None = None
         self.phase_one: CutOverRun | None = None
         self.exchange = Exchange(self)
+        self.orders.on_given = self.exchange.ordered
         self.page = open_page(request.progress_path)
         self._marks: list[Mark] = []
         self._pid = os.getpid()
@@ -304,6 +305,7 @@ class Runtime:
     def _break(self, command: events.BreakGeneration) -> None:
         self.mark("detected")
         self.reached("detected", command.generation)
+        self.host.broken()
         self.communicator.break_generation(
             "; ".join(f"{edge.peer}: {edge.reason}" for edge in command.edges) or "told by a peer"
         )

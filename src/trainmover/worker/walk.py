@@ -141,7 +141,8 @@ class Walk:
         return sandbox
 
     def finish(self) -> orders.RunMain | None:
-        """This entry's iterations are over and put back. The entry of the next class, if any."""
+        """This entry's iterations are over and put back. The entry of the next class, if any, and
+        if nobody has ordered something else meanwhile, as the founders of a start anew are."""
         order = self._order
         assert order is not None
         current = order.rehearsals[0] if order.rehearsals else None
@@ -151,7 +152,7 @@ class Walk:
             known = [name for name in self.classes if name != current.role_class]
             self.classes = [*known, current.role_class]
         rest = order.rehearsals[1:]
-        if not rest:
+        if not rest or not self._runtime.orders.is_empty:
             self._end()
             return None
         if self._sandbox is not None:

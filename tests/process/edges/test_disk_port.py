@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -23,7 +25,13 @@ from trainmover.edges.disk_client import DiskClient
 from trainmover.edges.snapshot_client import Holder
 from trainmover.edges.snapshot_server import SnapshotServer
 from trainmover.edges.snapshot_store import SnapshotStore
-from trainmover.errors import NothingToRestore, StorageDenied, StorageFailed
+from trainmover.errors import (
+    DiskLost,
+    NothingToRestore,
+    StorageDenied,
+    StorageFailed,
+    TransportError,
+)
 from trainmover.protocol.messages import DiskPart
 from trainmover.topology.keeping import CheckpointConfig, Keeping
 
@@ -192,3 +200,38 @@ def test_nothing_but_files_of_checkpoints_is_read(tmp_path: Path) -> None:
             with pytest.raises(StorageFailed):
                 disk.read_into(path, 0, memoryview(bytearray(1)))
         asked.close()
+
+
+def test_a_silent_agent_is_waited_for_once_and_never_by_who_has_given_up() -> None:
+    """The kernel accepts for it; its process is stopped."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        asked = DiskClient(Holder(host="127.0.0.1", port=port, secret=SECRET, limit_s=0.3))
+        disks = [RemoteDisk(asked, "m1", folder) for folder in ("m1", "m7")]
+        for disk in (*disks, *disks):
+            with pytest.raises(DiskLost):
+                disk.list_files("step-8")
+        assert all(disk.is_lost for disk in disks)
+        silent.settimeout(10.0)
+        silent.accept()[0].close()
+        silent.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            silent.accept()
+
+        patient = DiskClient(Holder(host="127.0.0.1", port=port, secret=SECRET, limit_s=600.0))
+        lost: list[str] = []
+
+        def look() -> None:
+            try:
+                patient.look()
+            except TransportError as error:
+                lost.append(str(error))
+
+        waiting = threading.Thread(target=look, daemon=True)
+        waiting.start()
+        silent.settimeout(10.0)
+        with silent.accept()[0]:
+            patient.close()
+            waiting.join(10.0)
+        assert not waiting.is_alive()
+        assert lost

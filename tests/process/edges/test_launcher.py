@@ -19,6 +19,7 @@ from tests.waiting import eventually
 
 from trainmover.edges.launcher import Launcher, NurserySettings
 from trainmover.edges.worker_link import WorkerLinkHandlers, WorkerLinkServer
+from trainmover.errors import TransportError
 from trainmover.protocol.messages import FromWorkerBody, JobSpec, StopNow, WorkerUp
 from trainmover.protocol.nursery import Exited, Forked, ForkFailed, ForkRequest
 
@@ -209,6 +210,52 @@ def test_workers_die_with_their_nursery_and_a_new_one_is_started() -> None:
             exited = await table.notice(Exited)
             assert exited.incarnation == "m0.0.1"
             assert await asyncio.to_thread(eventually, lambda: _is_dead(forked.pid), "worker dead")
+            async with asyncio.timeout(LIMIT_S):
+                while table.launcher.nursery_pid in (0, before):
+                    await asyncio.sleep(0.01)
+
+    asyncio.run(play())
+
+
+def test_a_stopped_nursery_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is to be killed dies at once, who is to be forked is looked for elsewhere."""
+
+    async def play() -> None:
+        async with bench("linger") as table:
+            table.launcher.launch(table.request())
+            forked = await table.notice(Forked)
+            assert isinstance(forked, Forked)
+            os.kill(table.launcher.nursery_pid, signal.SIGSTOP)
+            try:
+                monkeypatch.setattr("trainmover.edges.launcher.GREET_LIMIT_S", 0.3)
+                with pytest.raises(TransportError, match="is stopped"):
+                    await Launcher(table.launcher._settings, table.notices.append).start()
+                table.launcher.kill("m0.0.1")
+                monkeypatch.setattr("trainmover.edges.launcher.LAUNCH_LIMIT_S", 0.3)
+                table.launcher.launch(table.request("m0.0.2"))
+                failed = await table.notice(ForkFailed)
+                assert isinstance(failed, ForkFailed)
+                assert (failed.incarnation, "not answered" in failed.reason) == ("m0.0.2", True)
+                await asyncio.to_thread(eventually, lambda: _is_dead(forked.pid), "worker dead")
+            finally:
+                os.kill(table.launcher.nursery_pid, signal.SIGCONT)
+            # Forked after all, and too late: it does not live.
+            await table.notice(Exited, lambda n: n.incarnation == "m0.0.2")
+            assert table.launcher.pids == {}
+            assert not any(isinstance(n, Forked) for n in table.notices[1:])
+
+    asyncio.run(play())
+
+
+def test_a_launch_that_its_nursery_takes_into_the_grave_is_reported() -> None:
+    async def play() -> None:
+        async with bench("linger") as table:
+            before = table.launcher.nursery_pid
+            os.kill(before, signal.SIGSTOP)
+            table.launcher.launch(table.request())
+            os.kill(before, signal.SIGKILL)
+            failed = await table.notice(ForkFailed)
+            assert failed.incarnation == "m0.0.1"
             async with asyncio.timeout(LIMIT_S):
                 while table.launcher.nursery_pid in (0, before):
                     await asyncio.sleep(0.01)

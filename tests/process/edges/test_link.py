@@ -239,3 +239,48 @@ def test_a_port_in_use_is_named() -> None:
                     pass
 
     asyncio.run(play())
+
+
+def test_a_controller_that_never_answers_does_not_keep_an_agent_from_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its host has been stopped, or cut off, and another controller has taken over elsewhere."""
+    monkeypatch.setattr("trainmover.edges.agent_link.HANDSHAKE_LIMIT_S", 0.5)
+
+    async def play() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as silent:  # the kernel alone says yes
+            addresses = [f"127.0.0.1:{silent.getsockname()[1]}"]
+            async with desk() as table:
+                addresses.append(table.address)
+                handlers = AgentLinkHandlers(
+                    on_up=lambda: None, on_down=lambda _: None, on_message=lambda _: None
+                )
+                find = lambda: addresses.pop(0) if len(addresses) > 1 else addresses[0]  # noqa: E731
+                link = AgentLink(find, "m0", TOKEN, handlers)
+                task = asyncio.create_task(link.run())
+                await until(lambda: link.is_up)
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(play())
+
+
+def test_a_stopped_agent_does_not_keep_the_controller_from_its_end() -> None:
+    """It reads no more, and more is on its way to it than any buffer holds."""
+
+    async def play() -> None:
+        handlers = AgentLinkHandlers(
+            on_up=lambda: None, on_down=lambda _: None, on_message=lambda _: None
+        )
+        async with desk() as table, aiohttp.ClientSession() as session:
+            link = AgentLink(lambda: table.address, "m0", TOKEN, handlers)
+            stopped = await session.ws_connect(f"http://{table.address}{handshake.AGENT_PATH}")
+            await link._shake_hands(stopped)
+            await until(lambda: table.server.machines)
+            for _ in range(40):
+                assert table.server.send("m0", Refused(term=1, reason="x" * 1_000_000, code=2))
+            async with asyncio.timeout(LIMIT_S):
+                await table.server.close()
+            assert not stopped.closed, "it has not even heard of it"
+
+    asyncio.run(play())

@@ -12,14 +12,23 @@ import pytest
 from tests.process.edges.images import Memory, new_memory, write
 from tests.waiting import eventually
 
+from trainmover import agent
 from trainmover.daemons.own_disks import OwnDisk
+from trainmover.daemons.snapshot_plane import SnapshotPlane, Surroundings
 from trainmover.edges.seal import NONCE_BYTES
 from trainmover.edges.snapshot_client import Holder, fetching, give
 from trainmover.edges.snapshot_server import SnapshotServer
 from trainmover.edges.snapshot_store import Kept, SnapshotStore
 from trainmover.edges.snapshot_wire import MAGIC
 from trainmover.errors import AuthenticationFailed, StateMismatch, TransportError
-from trainmover.protocol.messages import SnapshotTaken, Version
+from trainmover.protocol.messages import (
+    BackupOrder,
+    BackupPlace,
+    KeepSnapshots,
+    PlaceBackups,
+    SnapshotTaken,
+    Version,
+)
 from trainmover.protocol.snapshot_image import FREE, OLDEST, WAITING, WRITING, ImageEntry
 from trainmover.topology.keeping import Keeping
 
@@ -100,7 +109,7 @@ def test_a_snapshot_goes_to_a_peer_and_from_there_to_whoever_needs_it(memory: Me
         with owner.store.reading(1, kept.version) as held:
             assert give(peer.holder(), held)
             assert not give(peer.holder(), held), "it has it already"
-        assert peer.stored == 1
+        eventually(lambda: peer.stored == 1, "the peer has told it once")
         (told,) = peer.store.told()
         assert (told.kind, told.rank, told.version) == ("peer", 1, kept.version)
         assert told.bulk_digest == kept.bulk_digest
@@ -215,3 +224,47 @@ def memory_files(name: str = "") -> int:
     """Mapped memory files of this process."""
     with open("/proc/self/maps", encoding="utf-8") as lines:
         return sum(1 for line in lines if "memfd:" in line and name in line)
+
+
+@contextmanager
+def planes() -> Iterator[SnapshotPlane]:
+    """An agent's hands for snapshots."""
+    around = Surroundings(
+        machine="m0",
+        host="127.0.0.1",
+        secret=lambda: SECRET,
+        keeping=Keeping,
+        post=lambda _: None,
+    )
+    plane = SnapshotPlane(around)
+    plane.start()
+    yield plane
+    plane.close()
+
+
+def ship(plane: SnapshotPlane, *places: BackupPlace) -> None:
+    orders = (BackupOrder(rank=1, places=places),)
+    plane.act(agent.ShipBackups(order=PlaceBackups(term=1, generation=1, orders=orders)))
+
+
+@pytest.mark.timeout(60)
+def test_a_copy_for_a_silent_peer_ends_with_its_version_and_with_its_place(memory: Memory) -> None:
+    """Until then it keeps the memory of its version from the worker, and later copies waiting."""
+    other = new_memory()
+    with socket.create_server(("127.0.0.1", 0)) as silent, planes() as plane:
+        silent.settimeout(10.0)
+        ship(plane, BackupPlace(machine="m1", host="127.0.0.1", port=silent.getsockname()[1]))
+        first = write(memory, 1, 50, b"x" * 4096)
+        plane.act(agent.OpenSnapshot(incarnation="w1", taken=first))
+        with silent.accept()[0]:  # and not a word more
+            newer = write(other, 1, 100, b"y" * 4096)
+            plane.act(agent.OpenSnapshot(incarnation="w1", taken=newer))
+            plane.act(agent.DropSnapshots(keep=KeepSnapshots(term=1, oldest=newer.version)))
+            eventually(lambda: memory.image.hold == FREE, "its memory is free", timeout_s=10)
+        second = silent.accept()[0]
+        ship(plane)
+        second.settimeout(10.0)
+        greeting = second.recv(4096)
+        assert greeting == b"" or second.recv(4096) == b"", "ended, not waited for"
+        second.close()
+    other.close()
