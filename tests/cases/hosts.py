@@ -57,15 +57,15 @@ class Hosts:
         self.token = new_token()
         self._faults = faults
         self._words: dict[str, tuple[str, ...]] = {}
+        self.port = free_port()
+        self.shared = f"checkpoint.directory={root / 'shared'}"
         self.outputs: dict[str, Path] = {}
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> Hosts:
-        port = free_port()
-        shared = f"checkpoint.directory={self.root / 'shared'}"
-        words = ("--machines", str(len(self.disks)), "--port", str(port))
+        words = ("--machines", str(len(self.disks)), "--port", str(self.port))
         rules = (
-            shared,
+            self.shared,
             "checkpoint.local_directory=/nowhere/else",
             f"checkpoint.cadence=every {self.every} steps",
             "snapshot.cadence=never",
@@ -76,9 +76,7 @@ class Hosts:
         script = (str(SCRIPT), "--out", str(self.root / "out"), "--steps", str(self.steps))
         self._start("controller", *words, *_sets(*rules), *script, "--pace", "0.1")
         for machine, disk in self.disks.items():
-            own = _sets(shared, f"checkpoint.local_directory={disk}")
-            target = ("--controller", f"127.0.0.1:{port}", "--machine", machine)
-            self._start("agent", *target, *own, name=machine)
+            self.join(machine, disk)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -105,6 +103,16 @@ class Hosts:
         self.processes[machine].wait()
         self._faults = ""
         self._start("agent", *self._words[machine], name=machine)
+
+    def join(self, machine: str, disk: Path, *, name: str = "") -> None:
+        """Switch a machine on; `name` is that of its process, where it is not the first one."""
+        own = _sets(self.shared, f"checkpoint.local_directory={disk}")
+        target = ("--controller", f"127.0.0.1:{self.port}", "--machine", machine)
+        self._start("agent", *target, *own, name=name or machine)
+
+    def lose(self, name: str) -> None:
+        """A machine goes with everything on it but its disk."""
+        _kill_tree(self.processes[name])
 
     def on_all_disks(self) -> list[str]:
         """Checkpoints that every machine has its part of, oldest first."""
@@ -141,19 +149,23 @@ class Hosts:
     def kill(self) -> None:
         """Everything at one stroke: controller, agents, what they have started."""
         for process in self.processes.values():
-            try:
-                tree = psutil.Process(process.pid).children(recursive=True)
-            except psutil.NoSuchProcess:
-                tree = []
-            process.kill()
-            for child in tree:
-                try:
-                    child.kill()
-                except psutil.NoSuchProcess:
-                    continue
-            process.wait()
+            _kill_tree(process)
         for name in self.processes:
             RunDirectory(self.folder / name).clear_runtime()
+
+
+def _kill_tree(process: subprocess.Popen[bytes]) -> None:
+    try:
+        tree = psutil.Process(process.pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        tree = []
+    process.kill()
+    for child in tree:
+        try:
+            child.kill()
+        except psutil.NoSuchProcess:
+            continue
+    process.wait()
 
 
 def _sets(*assignments: str) -> tuple[str, ...]:

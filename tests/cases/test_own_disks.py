@@ -105,3 +105,33 @@ def test_an_agent_that_dies_or_is_stopped_while_it_serves_a_load_costs_no_step(
     assert set(codes.values()) == {0}, told
     assert_from_moved_disks(told, name)
     assert_exact(tmp_path / "out", undisturbed((), STEPS, 2), ranks=2, steps=STEPS)
+
+
+@pytest.mark.long
+def test_without_the_disk_that_alone_has_a_part_the_job_goes_back_further(tmp_path: Path) -> None:
+    """A restarted run has saved nothing when all memory goes, and one machine for good."""
+    disks = {"m0": tmp_path / "a", "m1": tmp_path / "b"}
+    with Hosts(tmp_path / "one", tmp_path, disks, steps=STEPS, every=EVERY) as job:
+        eventually(lambda: committed(tmp_path / "shared") != [], "a copy on the storage")
+        job.wait_for_disks(2 * EVERY)
+        job.kill()
+        newest = job.on_all_disks()[-1]
+    older, *others = (each.name for each in committed(tmp_path / "shared"))
+    for name in others:
+        shutil.rmtree(tmp_path / "shared" / name)
+    steps = (tmp_path / "out" / "rank0.jsonl").read_text()
+
+    with Hosts(tmp_path / "two", tmp_path, disks, steps=STEPS, every=STEPS) as job:
+        went_on = lambda: (tmp_path / "out" / "rank0.jsonl").read_text() != steps  # noqa: E731
+        eventually(went_on, "a step of the run that was started again", timeout_s=60)
+        assert f"starts from checkpoint {newest}" in job.text()
+        job.lose("m1")
+        job.lose("m0")
+        job.join("m0", disks["m0"], name="m0 again")
+        job.join("m2", tmp_path / "c")
+        codes = job.end()
+        told = job.text()
+    assert (codes["controller"], codes["m0 again"], codes["m2"]) == (0, 0, 0), told
+    assert f"checkpoint {older} was found" in told
+    assert f"checkpoint {newest} can't be used" in told
+    assert_exact(tmp_path / "out", undisturbed((), STEPS, 2), ranks=2, steps=STEPS)

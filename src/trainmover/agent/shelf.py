@@ -34,6 +34,8 @@ from trainmover.protocol.messages import (
 
 REPEATS = 3
 """Heartbeats that say again what is held: no answer confirms it."""
+SELDOM = 10
+"""Heartbeats between two later ones that do: what was said before may arrive last."""
 
 
 def _keep(move: Move, shelf: Shelf) -> None:
@@ -74,9 +76,13 @@ def introduce(move: Move) -> None:
 def repeat(move: Move) -> None:
     """A heartbeat is due: say again what may have been lost."""
     shelf = move.state.shelf
-    if shelf.held is not None and shelf.repeats_left > 0:
+    if shelf.held is None:
+        return
+    left = shelf.repeats_left - 1
+    if left >= 0 or left <= -SELDOM:
         move.tell(shelf.held)
-        _keep(move, replace(shelf, repeats_left=shelf.repeats_left - 1))
+        left = max(left, 0)
+    _keep(move, replace(shelf, repeats_left=left))
 
 
 # --------------------------------------------------------------------------- orders

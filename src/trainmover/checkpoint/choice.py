@@ -57,6 +57,10 @@ class Asked:
     left: tuple[tuple[int, int], ...] = ()
     """Step and generation of each way back of that run: what lies behind the step and has a lineage
     below the generation was left, and is never taken."""
+    history: tuple[str, ...] = ()
+    """Runs that `run_id` continues: theirs come behind its own."""
+    begun_at: tuple[int, int] = (-1, 0)
+    """Step and lineage at which it began in their checkpoints: what lies behind that, it left."""
     allows_fresh_start: bool = False
     """Start from zero although broken checkpoints are there."""
 
@@ -64,6 +68,14 @@ class Asked:
     def is_specific(self) -> bool:
         """Whether one checkpoint was named: then nothing else will do."""
         return bool(self.name) or self.step is not None
+
+    def is_of_run(self, manifest: Manifest) -> bool:
+        """Whether it belongs to the run, or to what that run has begun from."""
+        if not self.run_id or manifest.run_id == self.run_id:
+            return True
+        step, lineage = self.begun_at
+        is_before = manifest.step <= step and manifest.lineage <= lineage
+        return manifest.run_id in self.history and is_before
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -152,7 +164,7 @@ def _groups(found: Sequence[Found], asked: Asked) -> list[list[Found]]:
             continue
         if asked.step is not None and manifest.step != asked.step:
             continue
-        if asked.run_id and manifest.run_id != asked.run_id:
+        if not asked.is_of_run(manifest) or _was_left(manifest, asked, found):
             continue
         if any(manifest.step > step and manifest.lineage < line for step, line in asked.left):
             continue
@@ -160,6 +172,22 @@ def _groups(found: Sequence[Found], asked: Asked) -> list[list[Found]]:
             (manifest.run_id, order_key(manifest)[:3], fingerprint(manifest)), []
         ).append(item)
     return list(groups.values())
+
+
+def _was_left(manifest: Manifest, asked: Asked, found: Sequence[Found]) -> bool:
+    """Whether a run that `asked.run_id` continues has gone back in front of it, as it shows itself.
+
+    That run's own knowledge of it went with its journal.
+    """
+    if not asked.run_id or manifest.run_id == asked.run_id:
+        return False
+    others = (item.manifest for item in found)
+    return any(
+        other.run_id == manifest.run_id
+        and other.lineage > manifest.lineage
+        and other.step <= manifest.step
+        for other in others
+    )
 
 
 def fingerprint(manifest: Manifest) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import msgspec
 
-from trainmover.controller.kept import Restored
+from trainmover.controller.kept import NO_VERSION, Restored
 from trainmover.protocol.journal import AnyRecord
 from trainmover.protocol.messages import (
     FromAgentMessage,
     FromOperatorMessage,
     OperatorReply,
     ToAgentMessage,
+    Version,
 )
 
 
@@ -121,6 +122,10 @@ class LookIntoStorage(ControllerCommand, frozen=True, kw_only=True):
     left: tuple[tuple[int, int], ...] = ()
     """Step and generation of each way back: what lies behind that step and is older than that
     generation was left."""
+    history: tuple[str, ...] = ()
+    """Runs that this one continues, nearest first."""
+    begun_at: Version = NO_VERSION
+    """Where it began in the newest of them: what lies behind that it has left."""
 
 
 Command = Append | ToAgent | ToOperator | PhaseReached | LookIntoStorage | EndJob

@@ -102,6 +102,10 @@ class Look:
     is_answered: bool = False
     reason: str = ""
     """Why it has found nothing."""
+    agents: tuple[tuple[str, str], ...] = ()
+    """Machine and agent's incarnation of each disk that could be read when it began."""
+    count: int = 1
+    """How many there were for that freeze."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -155,6 +159,10 @@ class Kept:
     """Checkpoint that gives it that state; empty: its own beginning."""
     restore_disks: tuple[DiskPart, ...] = ()
     """What of that checkpoint is taken from machines' own disks."""
+    disk_checks: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    """By checkpoint and machine: the agent through which its parts there were compared with their
+    checksums; another one may be that of a machine that came back without its disk. Empty: they
+    could not be read since."""
     is_start_open: bool = False
     """What the job starts from is not chosen yet: `looking` has it looked for."""
     look: Look | None = None
@@ -197,6 +205,8 @@ class Kept:
     """Why the newest one is not on machines' disks; empty: it is, or need not be."""
     begun_from: str = ""
     """Run whose checkpoint the job was started from; empty: it began by itself."""
+    begun_at: Version = NO_VERSION
+    """Version of that checkpoint."""
     history: tuple[str, ...] = ()
     """Runs that this one continues, nearest first."""
     told_costs: tuple[str, float, int] | None = None

@@ -3,7 +3,8 @@
 Decides when somebody has to look, how long that is waited for, and what an answer means. A start
 waits for it where machines have disks of their own: what they hold is known once their agents are
 there. After a loss it is the last hope: a checkpoint whose commit nobody has lived to report counts
-all the same. The looking itself, and the choice among what is there, happen beside the decider.
+all the same, and where parts of the one to go back to are gone with a machine, an older one may be
+whole. The looking itself, and the choice among what is there, happen beside the decider.
 """
 
 from __future__ import annotations
@@ -20,19 +21,30 @@ from trainmover.protocol.journal import CheckpointKept, MachinesChosen
 
 SLACK_S = 5.0
 """Behind the limit of the look itself, which answers even if it is abandoned."""
+LOOKS_LIMIT = 8
+"""For one freeze: with machines that come and go there is something else to see each time."""
 
 
 def _ask(move: Move, *, freeze: int) -> None:
     kept = move.state.kept
-    number = kept.look.number + 1 if kept.look is not None else 1
-    deadline = move.in_(kept.keeping.checkpoint.load_timeout_s + SLACK_S)
-    look = Look(number=number, deadline=deadline, freeze=freeze)
+    before = kept.look
+    is_another = before is not None and freeze and before.freeze == freeze
+    look = Look(
+        number=before.number + 1 if before is not None else 1,
+        deadline=move.in_(kept.keeping.checkpoint.load_timeout_s + SLACK_S),
+        freeze=freeze,
+        agents=disks.agents_now(move.state),
+        count=before.count + 1 if before is not None and is_another else 1,
+    )
+    number = look.number
     shelf.keep(move, replace(kept, look=look))
     order = LookIntoStorage(
         number=number,
         is_start=not freeze,
         disks=(*disks.open_now(move.state), *_silent(move)),
         left=tuple((line.target.step, line.number) for line in kept.time_lines),
+        history=kept.history,
+        begun_at=kept.begun_at,
     )
     move.commands.append(order)
     names = ", ".join(disk.machine for disk in order.disks) or "nobody"
@@ -53,7 +65,10 @@ def on_seen(move: Move, event: StorageSeen) -> None:
     look = kept.look
     if look is None or look.number != event.number or look.is_answered:
         return
-    shelf.keep(move, replace(kept, look=replace(look, is_answered=True, reason=event.reason)))
+    kept = replace(kept, look=replace(look, is_answered=True, reason=event.reason))
+    if event.found is not None:
+        kept = disks.checked(kept, event.found, look.agents)
+    shelf.keep(move, kept)
     phase = move.state.phase
     if look.freeze and isinstance(phase, Freezing | Gathering):
         _take_hope(move, event.found)
@@ -70,9 +85,11 @@ def has_start(move: Move) -> bool:
     if not isinstance(phase, Forming):
         return False
     if not kept.is_start_open:
-        missing = disks.gone(move.state, kept.restore_disks)
+        missing = disks.gone(move.state, kept.restore, kept.restore_disks)
         if not missing:
             return True
+        if _may_return(move, missing):
+            return False
         _open_again(move, f"{', '.join(missing)} had parts of {kept.restore} and is gone")
         return False
     look = move.state.kept.look
@@ -96,15 +113,16 @@ def _open_again(move: Move, reason: str) -> None:
 
 
 def _have_told(move: Move, phase: Forming) -> bool:
-    """Whether every first machine has said where its disk is read, or has had time to."""
-    limit_s = move.state.config.report_timeout_s
-    told = {disk.machine for disk in disks.open_now(move.state)}
-    for name in phase.active:
-        machine = move.state.machines.get(name)
-        since = machine.registered_at if machine is not None else None
-        if name not in told and (since is None or not move.has_waited(since, limit_s)):
-            return False
-    return True
+    """Whether every machine has said where its disk is read, or has had time to."""
+    known = move.state.machines
+    if any(name not in known or known[name].registered_at is None for name in phase.active):
+        return False
+    return not disks.any_may_tell(move)
+
+
+def _may_return(move: Move, names: tuple[str, ...]) -> bool:
+    known = move.state.machines
+    return any(name in known and disks.may_tell(move, known[name]) for name in names)
 
 
 def _give_time(move: Move, phase: Forming) -> None:
@@ -119,7 +137,7 @@ def _take_start(move: Move, phase: Forming, event: StorageSeen) -> None:
     if event.code:
         ending.stop(move, event.code, event.reason)
         return
-    missing = disks.gone(move.state, found.disks) if found is not None else ()
+    missing = disks.gone(move.state, found.name, found.disks) if found is not None else ()
     if missing:
         _open_again(move, f"{', '.join(missing)} had parts of it and is gone")
         return
@@ -132,6 +150,7 @@ def _take_start(move: Move, phase: Forming, event: StorageSeen) -> None:
     kept = replace(
         kept,
         base=found.version,
+        begun_at=found.version,
         restore=found.name,
         restore_disks=found.disks,
         durable=durable,
@@ -167,10 +186,31 @@ def has_hope(move: Move, number: int) -> bool:
     kept = move.state.kept
     if not kept.keeping.checkpoint.is_on:
         return False
-    if kept.look is None or kept.look.freeze != number:
+    look = kept.look
+    if look is None or look.freeze != number or _is_another_view(move, look):
         _ask(move, freeze=number)
         return True
-    return not kept.look.is_answered and move.now < kept.look.deadline
+    return (not look.is_answered and move.now < look.deadline) or _may_be_booting(move)
+
+
+def _is_another_view(move: Move, look: Look) -> bool:
+    """Whether other disks can be read than those in which nothing was found."""
+    is_other = disks.agents_now(move.state) != look.agents
+    return look.is_answered and is_other and look.count < LOOKS_LIMIT
+
+
+def _may_be_booting(move: Move) -> bool:
+    """Whether a machine that has gone may bring back the disk that is missing: a while only."""
+    state = move.state
+    kept, incident = state.kept, state.incident
+    on_disk, durable = kept.on_disk, kept.durable
+    is_there = on_disk is not None and not kept.is_void(on_disk.version)
+    if incident is None or not (is_there or (durable is not None and durable.disks)):
+        return False
+    told = {disk.machine for disk in disks.open_now(state)}
+    silent = [each for name, each in state.machines.items() if name not in told]
+    may_return = any(not (each.is_retired or each.is_leaving) for each in silent)
+    return may_return and not move.has_waited(incident.started_at, state.config.machine_wait_s)
 
 
 def hope_or_stop(move: Move, reason: str) -> None:
@@ -188,10 +228,15 @@ def _take_hope(move: Move, found: Restored | None) -> None:
     known = kept.durable
     if found is None or shelf.is_left(move.state, found.version):
         return
-    if known is not None and known.version >= found.version:
+    missing = disks.gone(move.state, known.name, known.disks) if known is not None else ()
+    if known is not None and not missing and known.version >= found.version:
         return
     durable = Durable(name=found.name, version=found.version, at=move.now, disks=found.disks)
     record = CheckpointKept(number=0, version=found.version, name=found.name, disks=found.disks)
     move.append(record)
     shelf.keep(move, replace(kept, durable=durable))
-    move.because(f"{found.name} was found: its commit had not been heard of")
+    if known is None or known.version < found.version:
+        move.because(f"{found.name} was found: its commit had not been heard of")
+        return
+    text = f"parts of {known.name} on {', '.join(missing)} can't be counted on"
+    move.because(f"{text}: {found.name} is what is left")

@@ -11,6 +11,7 @@ from typing import assert_never
 
 from trainmover.controller import (
     agreement,
+    disks,
     ending,
     finishing,
     forming,
@@ -260,6 +261,8 @@ def _machine_failed(move: Move, worker: Worker, evidence: str) -> None:
     reason = f"its machine failed: {evidence}"
     membership = move.state.membership
     rank = membership.rank_of(worker.incarnation) if membership is not None else None
+    if rank is not None and isinstance(move.state.phase, Training):
+        _doubt_disks(move, move.state.phase, rank)
     worker_ended_by_us(move, worker.incarnation, reason)
     incident = move.state.incident
     if rank is None or incident is None or incident.is_planned:
@@ -267,6 +270,12 @@ def _machine_failed(move: Move, worker: Worker, evidence: str) -> None:
     if any(lookup.is_ready(standby) for standby in lookup.standbys(move.state)):
         elsewhere = tuple(sorted({*incident.elsewhere, rank}))
         move.state = replace(move.state, incident=replace(incident, elsewhere=elsewhere))
+
+
+def _doubt_disks(move: Move, phase: Training, rank: int) -> None:
+    """What `rank` was to begin from may be why: its own machine, or the one that it reads from."""
+    if move.state.is_fresh and not phase.has_passed_gate:
+        disks.on_unreadable(move, rank)
 
 
 def _script_failed(move: Move, worker: Worker, body: ScriptFailed) -> None:

@@ -210,7 +210,7 @@ def _decide(move: Move, phase: Freezing) -> None:
         return
     step = max([move.state.step, way.target.step, *(each.version.step for each in everyone)])
     move.state = replace(move.state, step=step)
-    if everyone and not way.lost(move.state):
+    if way.kind != "none" and everyone and not way.lost(move.state):
         if not _replace_unconnectable(move, step):
             return
         way = _way(move, phase.reports)
@@ -235,13 +235,19 @@ def _way(move: Move, reports: Mapping[str, Report]) -> restoring.Way | None:
 
 
 def _may_be_cut_off(move: Move, phase: Freezing) -> bool:
-    """All agents silent at once: more likely we are the one who is cut off, so wait a while."""
+    """All agents silent at once: more likely we are the one who is cut off, so wait a while.
+
+    Once one is heard again, the others get as long as a silence may last.
+    """
+    config = move.state.config
+    is_heard = any(machine.is_linked for machine in move.state.machines.values())
+    limit_s = config.lost_after_s if is_heard else config.machine_wait_s
     started = move.state.incident.started_at if move.state.incident else phase.deadline
     alive = [n for n in lookup.member_names(move.state) if n in move.state.workers]
     alive = [n for n in alive if n not in phase.reports]
-    if not alive or move.has_waited(started, move.state.config.machine_wait_s):
+    if not alive or move.has_waited(started, limit_s):
         return False
-    deadline = move.in_(move.state.config.report_timeout_s)
+    deadline = move.in_(config.report_timeout_s)
     move.enter(replace(phase, deadline=deadline))
     return True
 

@@ -177,7 +177,7 @@ def _kept(spec: JobSpec, past: _Past, restored: Restored | Unchosen | None) -> K
     chosen = start_of(restored) if isinstance(restored, Restored) else None
     begun = past.start if past.plans else chosen
     if begun is not None:
-        kept = replace(kept, begun_from=begun.run_id, history=begun.history)
+        kept = replace(kept, begun_from=begun.run_id, begun_at=begun.version, history=begun.history)
     fresh = [plan for plan in past.plans.values() if plan.is_fresh_start]
     first = past.fresh or next(reversed(fresh), None)
     if first is not None:

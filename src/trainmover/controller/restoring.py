@@ -63,15 +63,9 @@ def way_of(
     """
     everyone = agreement.reporters_of(move, reports)
     base = move.state.kept.base
-    fresh = Way(
-        kind="fresh",
-        stayers=everyone,
-        target=base,
-        restore=move.state.kept.restore,
-        parts=move.state.kept.restore_disks,
-    )
+    fresh = _fresh(move.state, everyone)
     live = _live(move, reports, joining)
-    if live.kind == "fresh":
+    if live.kind == "fresh" and fresh.is_fresh:
         return fresh
     is_half = any(agreement.is_half_rolled_back(move, each.report) for each in everyone)
     if live.kind == "live" and not is_half:
@@ -80,11 +74,34 @@ def way_of(
     if kept is not None:
         return kept
     if live.kind == "live":
-        return fresh if live.target.step <= base.step else live
-    if _has_just_begun(move.state):
+        return fresh if fresh.is_fresh and live.target.step <= base.step else live
+    if fresh.is_fresh and _has_just_begun(move.state):
         return fresh
-    known = "no snapshot of one version is held for every rank, and there is no checkpoint"
-    return Way(kind="none", stayers=everyone, reason=f"{live.reason}; {known}{_seen(move.state)}")
+    reasons = [live.reason, _nothing_kept(move.state) + _seen(move.state)]
+    return Way(kind="none", stayers=everyone, reason="; ".join(filter(None, reasons)))
+
+
+def _fresh(state: State, everyone: tuple[sources.Stayer, ...]) -> Way:
+    """`main` entered anew where it was entered last, unless its checkpoint can't be read now."""
+    kept = state.kept
+    if disks.gone(state, kept.restore, kept.restore_disks):
+        return Way(kind="none", stayers=everyone)
+    return Way(
+        kind="fresh",
+        stayers=everyone,
+        target=kept.base,
+        restore=kept.restore,
+        parts=kept.restore_disks,
+    )
+
+
+def _nothing_kept(state: State) -> str:
+    durable = state.kept.durable
+    text = "no snapshot of one version is held for every rank, and "
+    if durable is None:
+        return text + "there is no checkpoint"
+    missing = ", ".join(disks.gone(state, durable.name, durable.disks))
+    return text + f"parts of {durable.name} were on disks that can't be counted on ({missing})"
 
 
 def _seen(state: State) -> str:
@@ -131,7 +148,9 @@ def _live(move: Move, reports: Mapping[str, Report], joining: Mapping[int, str] 
 def _kept(move: Move, everyone: tuple[sources.Stayer, ...]) -> Way | None:
     """From agents' memory or from storage, whichever is newer."""
     state = move.state
-    version, durable = shelf.best_version(state), state.kept.durable
+    version, durable = _in_memory(state, everyone), state.kept.durable
+    if durable is not None and disks.gone(state, durable.name, durable.disks):
+        durable = None
     if version is not None and (durable is None or version.step >= durable.version.step):
         return Way(kind="rollback", stayers=everyone, target=version)
     if durable is not None:
@@ -143,6 +162,13 @@ def _kept(move: Move, everyone: tuple[sources.Stayer, ...]) -> Way | None:
             parts=durable.disks,
         )
     return None
+
+
+def _in_memory(state: State, everyone: tuple[sources.Stayer, ...]) -> Version | None:
+    """What all ranks' snapshots are held of; whoever is building `main` has nothing to load it
+    into."""
+    is_building = any(each.report.is_building for each in everyone)
+    return None if is_building and state.kept.restore_disks else shelf.best_version(state)
 
 
 def _list(ranks: list[int]) -> str:
@@ -204,19 +230,7 @@ def has_hope(move: Move) -> bool:
     incident = state.incident
     if incident is not None and not move.has_waited(incident.started_at, config.report_timeout_s):
         return True  # what was kept last may be on its way to us
-    for name in sorted(state.machines):
-        machine = state.machines[name]
-        if machine.is_retired or machine.is_lost:
-            continue
-        if not machine.is_linked:
-            if not move.has_waited(machine.heard_at, config.lost_after_s):
-                return True
-            continue
-        since = machine.registered_at
-        is_new = since is not None and not move.has_waited(since, config.report_timeout_s)
-        if is_new and name not in state.kept.stores:
-            return True
-    return False
+    return disks.any_may_tell(move)
 
 
 # --------------------------------------------------------------------------- the plan

@@ -147,7 +147,8 @@ def on_held(move: Move, body: SnapshotsHeld) -> None:
     if is_done and is_new and body.level >= kept.wanted_level:
         kept = replace(kept, wanted_level=0, wanted_at=None)
     stores = {**kept.stores, body.machine: store}
-    keep(move, replace(kept, stores=stores, due=due, is_settled=False))
+    is_settled = kept.is_settled and kept.stores.get(body.machine) == store
+    keep(move, replace(kept, stores=stores, due=due, is_settled=is_settled))
     if len({each.version for each in body.held}) > MANY_VERSIONS:
         _drop(move)
 

@@ -68,7 +68,7 @@ class Looker:
             if order.is_start:
                 found, notes = choose_start(self.resume, self.keeping, places)
             else:
-                found, notes = choose_again(self.run_id, self.keeping, places, order.left)
+                found, notes = choose_again(self.run_id, self.keeping, places, order)
         except TrainMoverError as error:
             log.warning("look %d: %s", order.number, error)
             code = exits.BAD_USAGE if isinstance(error, ConfigError) else exits.START_FAILED

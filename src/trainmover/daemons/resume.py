@@ -98,9 +98,11 @@ def choose_start(
 
 
 def choose_again(
-    run_id: str, keeping: Keeping, places: Places, left: tuple[tuple[int, int], ...]
+    run_id: str, keeping: Keeping, places: Places, order: controller.LookIntoStorage
 ) -> tuple[controller.Restored, list[str]]:
-    """The newest checkpoint of a job that runs and knows of none; lines for people.
+    """The newest checkpoint that a job that runs may go back to; lines for people.
+
+    Its own ones come first, then those of the runs that it continues, up to where it began.
 
     Blocks: until `checkpoint.load_timeout_s`.
 
@@ -108,12 +110,19 @@ def choose_again(
         run_id: Of the job.
         keeping: Its settings.
         places: Disks of machines that can be heard.
-        left: What was gone back from, see `choice.Asked.left`.
+        order: What was gone back from, and where the job began.
     Raises:
         NothingToRestore: There is none.
         StorageFailed: No tier can be read.
     """
-    asked = Asked(run_id=run_id, is_required=True, left=left)
+    begun_at = order.begun_at
+    asked = Asked(
+        run_id=run_id,
+        is_required=True,
+        left=order.left,
+        history=order.history,
+        begun_at=(begun_at.step, begun_at.lineage),
+    )
     found = _choose(keeping.checkpoint, asked, places)
     if found is None:
         raise NothingToRestore(f"{keeping.checkpoint.directory} has no checkpoint of this run")

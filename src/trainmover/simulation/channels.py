@@ -175,6 +175,8 @@ class CutOverWork:
     """Incarnations a channel is needed to."""
     marked: set[str] = field(default_factory=set)
     asked: bool = False
+    is_held_up: bool = False
+    """The main thread still fetches something else."""
     parts: dict[str, Part] = field(default_factory=dict)
     base: Numbers | None = None
     """Snapshot that updates are played on."""

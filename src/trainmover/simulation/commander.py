@@ -11,6 +11,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from trainmover import controller
+from trainmover.protocol import exits
 from trainmover.protocol.journal import AnyRecord, PlanRecorded, TermTaken
 from trainmover.simulation import loading
 
@@ -177,7 +178,12 @@ class Commander:
             if life == self.life:
                 found = loading.seen(self.world, order)
                 reason = "" if found is not None else "nothing whole was found"
-                event = controller.StorageSeen(number=order.number, found=found, reason=reason)
+                # What is there in parts is asked for by a start: never silently from zero.
+                is_asked = order.is_start and found is None and self.world.scenario.earlier_steps
+                code = exits.START_FAILED if is_asked else 0
+                event = controller.StorageSeen(
+                    number=order.number, found=found, code=code, reason=reason
+                )
                 self.feed(event)
 
         self.world.schedule.after(self.world.scenario.move_s, seen)

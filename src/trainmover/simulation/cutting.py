@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from trainmover.checks import observations as seen
 from trainmover.protocol.messages import ChannelCount, Edge, Plan, Version
-from trainmover.simulation import attempt, increments, loading, tails
+from trainmover.simulation import attempt, fetching, increments, loading, tails
 from trainmover.simulation.channels import Ask, Channel, CutMark, CutOverWork, Part, Personal
 from trainmover.simulation.numbers import Numbers
 from trainmover.topology.membership import backups_of, wards_of
@@ -121,6 +121,9 @@ def _name_stuck(process: Process, work: CutOverWork) -> None:
         return
     missing = _missing(process, work)
     peer = missing[0] if missing else work.peers[0]
+    is_at_agent = work.plan.is_rollback or (work.base is None and process.fetch is not None)
+    if is_at_agent and process.fetch is not None and not missing:
+        peer = process.fetch.machine
     edge = Edge(peer=peer, reason="cut-over stuck")
     process.feed(worker_events.CutOverBroke(number=work.plan.number, edge=edge))
 
@@ -196,13 +199,14 @@ def _report(process: Process, work: CutOverWork) -> None:
 
 
 def _ask(process: Process, work: CutOverWork) -> None:
-    if work.asked:
-        return
-    work.asked = True
     rank = work.plan.membership.rank_of(process.name)
-    for source in work.plan.sources:
+    for source in () if work.asked else work.plan.sources:
         if source.rank != rank:
             continue
+        server = source.machine or process.world.processes[source.bulk_from].machine
+        if fetching.begin(process, work, server) is None:
+            return
+        work.asked = True
         origins = (source.bulk_from, source.own_from, source.shared_from)
         is_played = source.kind == "increments"
         if is_played:
@@ -283,6 +287,7 @@ def _load(process: Process, work: CutOverWork) -> None:
     parts = work.parts
     process.numbers = Numbers(parts["bulk"].value, parts["own"].value, parts["shared"].value)
     work.is_loaded = True
+    fetching.end(process, process.fetch)
     event = seen.JoinerLoaded(
         incarnation=process.name,
         number=work.plan.number,
@@ -371,6 +376,7 @@ def _after_commit(process: Process, number: int) -> None:
 def abort(process: Process, number: int) -> None:
     """Forget `number`: close what only it used."""
     process.cut_over = None
+    fetching.call_off(process, number)
     dropped, process.next_channels = process.next_channels, {}
     for peer, channel in sorted(dropped.items()):
         if process.channels.get(peer) is not channel:

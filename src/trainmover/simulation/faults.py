@@ -110,6 +110,31 @@ def _end_machine(world: World, victim: Machine, *, is_silent: bool) -> None:
         world.schedule.after(world.scenario.revive_s, victim.revive)
 
 
+def _lose_machines(world: World, fault: Fault) -> None:
+    """Several at once: some come back with their disks, some with empty ones, some never."""
+    victims = _machines(world)
+    is_all = world.random.random() < 0.5
+    count = len(victims) if is_all else world.random.randint(min(2, len(victims)), len(victims))
+    for victim in world.random.sample(victims, count):
+        world.losses.append(victim.name)
+        keeps_disk = world.random.random() < 0.85
+        back_s = world.random.uniform(0.2, 2.0) * fault.lasts_s
+        world.note(f"lose {victim.name}, disk {keeps_disk}, for {back_s:.1f} s")
+        victim.die(is_silent=False)
+        if keeps_disk or is_all or world.scenario.revive_s:
+            world.schedule.after(back_s, partial(victim.revive, keeps_disk=keeps_disk))
+
+
+def _silence_source(world: World, fault: Fault) -> None:
+    """Somebody fetches state from a machine: that one goes dark."""
+    names = sorted({p.fetch.machine for p in _members(world) if p.fetch is not None})
+    names = [name for name in names if world.machines[name].is_alive]
+    if names:
+        _end_machine(world, world.machines[world.random.choice(names)], is_silent=True)
+    else:
+        _kill_worker(world, fault)
+
+
 def _silence_machine(world: World, fault: Fault) -> None:
     _kill_machine(world, fault, is_silent=True)
 
@@ -265,6 +290,8 @@ STRIKES = {
     "kill_worker": _kill_worker,
     "kill_machine": _kill_machine,
     "kill_all_machines": _kill_all_machines,
+    "lose_machines": _lose_machines,
+    "silence_source": _silence_source,
     "reboot_all_machines": _reboot_all_machines,
     "silence_machine": _silence_machine,
     "freeze_machine": _freeze_machine,

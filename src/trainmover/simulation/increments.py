@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from trainmover.errors import StateMismatch
 from trainmover.protocol.messages import Edge, Plan, Source, Version
-from trainmover.simulation import numbers
+from trainmover.simulation import fetching, numbers
 from trainmover.simulation.channels import Ask, CutOverWork, Part
 from trainmover.topology.membership import backups_of, wards_of
 from trainmover.worker import events as worker_events
@@ -96,7 +96,9 @@ def _read_base(process: Process, work: CutOverWork, source: Source) -> None:
     is_there = memory is not None and memory.is_alive()
     assert source.base is not None
     copy = memory.read(source.rank, source.base) if memory is not None and is_there else None
-    if copy is None or world.is_cut(process.machine, source.machine):
+    if fetching.is_dark(process, source.machine):
+        return  # the cut-over is stuck on it
+    if copy is None:
         edge = Edge(peer=source.machine, reason="the snapshot could not be fetched")
         process.feed(worker_events.CutOverBroke(number=plan.number, edge=edge))
         return

@@ -6,78 +6,137 @@ checker with the version that the bytes had, not with the one that was asked for
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from trainmover import controller
 from trainmover.checks import observations as observed
 from trainmover.controller.kept import TimeLine
 from trainmover.protocol.messages import DiskPart, Edge, Plan, Source, Version
+from trainmover.simulation import earlier, fetching
 from trainmover.simulation.channels import CutOverWork
 from trainmover.worker import events as worker_events
 
 if TYPE_CHECKING:
+    from trainmover.simulation.fetching import Fetch
     from trainmover.simulation.memory import Copy
     from trainmover.simulation.process import Process
     from trainmover.simulation.world import World
+
+DISK_LIMIT_S = 20.0
+"""Longest wait for a byte of another machine's agent that reads its disk."""
 
 
 def ask(process: Process, work: CutOverWork) -> None:
     """Fetch this rank's snapshot from the agent that the plan names."""
     if work.asked:
         return
-    work.asked = True
     rank = work.plan.membership.rank_of(process.name)
     mine = [source for source in work.plan.sources if source.rank == rank]
     if not mine:
         process.world.fail("I9", f"plan {work.plan.number} has no source for rank {rank}")
         return
-    process.later(process.world.scenario.move_s, lambda: _arrive(process, work, mine[0]))
-
-
-def _arrive(process: Process, work: CutOverWork, source: Source) -> None:
-    if process.cut_over is not work:
+    fetch = fetching.begin(process, work, mine[0].machine)
+    if fetch is None:
         return
+    work.asked = True
+    process.later(process.world.scenario.move_s, lambda: _arrive(process, work, fetch, mine[0]))
+
+
+def _arrive(process: Process, work: CutOverWork, fetch: Fetch, source: Source) -> None:
+    if process.fetch is not fetch:
+        return
+    if fetching.is_dark(process, source.machine):
+        process.later(fetching.LIMIT_S, lambda: fetching.end(process, fetch))
+        return  # the cut-over is stuck on it
+    if process.cut_over is work:
+        _take(process, work, source)
+    fetching.end(process, fetch)
+
+
+def _take(process: Process, work: CutOverWork, source: Source) -> None:
     world, plan = process.world, work.plan
     memory = world.machines[source.machine].memory
     is_there = memory is not None and memory.is_alive()
     copy = memory.read(source.rank, plan.target) if memory is not None and is_there else None
-    if copy is None or world.is_cut(process.machine, source.machine):
+    if copy is None:
         edge = Edge(peer=source.machine, reason="the snapshot could not be fetched")
         process.feed(worker_events.CutOverBroke(number=plan.number, edge=edge))
         return
-    process.numbers = copy.numbers
     work.is_loaded = True
-    loaded = observed.SnapshotLoaded(
-        incarnation=process.name, number=plan.number, version=copy.version
-    )
-    world.observe(loaded)
+    _load(process, plan, copy)
     work.proceed()
 
 
-def restore(process: Process, plan: Plan) -> None:
-    """A fresh start from a checkpoint: this rank's state at the plan's target."""
-    world = process.world
-    rank = plan.membership.rank_of(process.name)
-    copy = None if rank is None else _copy_of(process, plan, rank)
-    if copy is None:
-        world.fail("CK-1", f"{process.name} is to load {plan.restore}, which is not there")
-        return
+def _load(process: Process, plan: Plan, copy: Copy) -> None:
     process.numbers = copy.numbers
     loaded = observed.SnapshotLoaded(
         incarnation=process.name, number=plan.number, version=copy.version
     )
-    world.observe(loaded)
+    process.world.observe(loaded)
 
 
-def _copy_of(process: Process, plan: Plan, rank: int) -> Copy | None:
-    """From this machine's disk, the disk that the plan names, or the storage of all."""
+# --------------------------------------------------------------------------- checkpoints
+
+
+def restore(process: Process, plan: Plan | None, then: Callable[[], None]) -> None:
+    """A start of `main`, from a checkpoint if there is one: this rank's state at its target."""
+    rank = plan.membership.rank_of(process.name) if plan is not None else None
+    if plan is None or rank is None:
+        then()
+        return
     world = process.world
-    machines = [process.machine, *(part.machine for part in plan.disks if rank in part.ranks)]
-    for name in machines:
-        found = world.machines[name].disk.get(plan.restore, {}).get(rank)
-        if found is not None and world.machines[name].is_alive:
-            return found
-    return world.durable.get(plan.restore, {}).get(rank)
+    here = world.machines[process.machine].disk.get(plan.restore, {}).get(rank)
+    copy = here or world.durable.get(plan.restore, {}).get(rank)
+    holders = [part.machine for part in plan.disks if rank in part.ranks]
+    if copy is not None:
+        _load_checkpoint(process, plan, copy, then)
+    elif holders:
+        fetch = partial(_fetch_part, process, plan, holders[0], then)
+        process.later(world.scenario.move_s, fetch)
+    else:
+        world.fail("CK-1", f"{process.name} is to load {plan.restore}, which is not there")
+
+
+def _fetch_part(process: Process, plan: Plan, holder: str, then: Callable[[], None]) -> None:
+    """From another machine's disk, through its agent."""
+    world, rank = process.world, process.life.rank
+    machine = world.machines[holder]
+    healed_at = world.cuts.get(world.path(process.machine, holder), 0)
+    if healed_at > world.schedule.now:
+        wait_s = min(DISK_LIMIT_S, (healed_at - world.schedule.now) / 1e9)
+        is_over = wait_s == DISK_LIMIT_S
+        again = partial(_fetch_part, process, plan, holder, then)
+        lose = partial(_lose_disk, process, holder)
+        process.later(wait_s, lose if is_over else again)
+        return
+    copy = machine.disk.get(plan.restore, {}).get(rank)
+    if copy is not None and machine.is_agent_alive:
+        _load_checkpoint(process, plan, copy, then)
+    else:
+        process.later(
+            DISK_LIMIT_S if machine.is_dark else 0.001, partial(_lose_disk, process, holder)
+        )
+
+
+def _lose_disk(process: Process, holder: str) -> None:
+    """Not the script's fault: the job is led back."""
+    failed = worker_events.MainFailed(
+        rank=process.life.rank,
+        step=process.life.applied.step,
+        text="Traceback",
+        error=f"DiskLost: disk of {holder} gave no answer",
+        was_running_out=False,
+        is_machine_caused=True,
+    )
+    process.feed(failed)
+
+
+def _load_checkpoint(process: Process, plan: Plan, copy: Copy, then: Callable[[], None]) -> None:
+    earlier.check(process.world, plan.restore, copy.version)
+    _load(process, plan, copy)
+    then()
 
 
 def seen(world: World, order: controller.LookIntoStorage) -> controller.Restored | None:
@@ -87,7 +146,7 @@ def seen(world: World, order: controller.LookIntoStorage) -> controller.Restored
     sound = [
         (version, name)
         for name, (version, _) in found.items()
-        if not any(line.voids(version) for line in lines)
+        if earlier.may_take(order, name, version) and not any(line.voids(version) for line in lines)
     ]
     if not sound:
         return None
@@ -97,7 +156,8 @@ def seen(world: World, order: controller.LookIntoStorage) -> controller.Restored
         DiskPart(machine=machine, folder=machine, ranks=tuple(ranks))
         for machine, ranks in sorted(holders.items())
     )
-    return controller.Restored(name=name, version=version, run_id="run", disks=parts)
+    run = earlier.RUN if earlier.is_ours(name) else "run"
+    return controller.Restored(name=name, version=version, run_id=run, history=(run,), disks=parts)
 
 
 def whole_checkpoints(

@@ -43,6 +43,8 @@ class Machine:
         self.life = 0
         """Counts agent processes; a message or tick of an earlier one is nobody's."""
         self.is_agent_alive = False
+        self.is_dark = False
+        """It died without a word: whoever reads from it sees no end."""
         self.has_left = False
         """The agent has ended by itself: nothing comes back here."""
         self.is_linked = False
@@ -113,6 +115,7 @@ class Machine:
         if not self.is_alive:
             return
         self.is_alive = False
+        self.is_dark = is_silent
         self.is_agent_alive = False
         self.life += 1
         for _, process in sorted(self._live()):
@@ -129,6 +132,7 @@ class Machine:
             return
         self.world.unlink(self)
         self.is_alive = True
+        self.is_dark = False
         self.processes = {}
         self.exits = []
         if not keeps_disk:

@@ -232,7 +232,7 @@ class Memory:
         if not self.is_alive():
             return
         missing = [rank for rank, copy in found.items() if copy is None]
-        if missing or self.world.random.random() < self.world.scenario.storage_fails:
+        if missing or self._does_fail(order):
             reason = f"no snapshot of ranks {missing}" if missing else FAILURE
             self._fail(order, reason)
             return
@@ -253,7 +253,7 @@ class Memory:
     def _committed(self, order: CommitCheckpoint) -> None:
         if not self.is_alive():
             return
-        if self.world.random.random() < self.world.scenario.storage_fails:
+        if self._does_fail(order):
             self._fail(order, FAILURE)
             return
         name = f"step-{order.version.step}-{order.number}"
@@ -282,6 +282,11 @@ class Memory:
             number=order.number, version=order.version, name=name, tier="disk"
         )
         self.machine.feed(done)
+
+    def _does_fail(self, order: WriteCheckpoint | CommitCheckpoint) -> bool:
+        scenario = self.world.scenario
+        is_there = scenario.has_storage or order.tier == "disk"
+        return not is_there or self.world.random.random() < scenario.storage_fails
 
     def _fail(self, order: WriteCheckpoint | CommitCheckpoint, reason: str) -> None:
         event = agent.CheckpointWriteFailed(

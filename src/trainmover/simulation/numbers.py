@@ -91,8 +91,27 @@ def reference(
     has_tail_collective: bool = False,
 ) -> list[list[int]]:
     """Digest by step and rank of the uninterrupted run, `[steps + 1][world_size]`."""
+    run = undisturbed(
+        world_size,
+        steps,
+        changes_in_tail=changes_in_tail,
+        is_sharded=is_sharded,
+        has_tail_collective=has_tail_collective,
+    )
+    return [[state.digest() for state in states] for states in run]
+
+
+def undisturbed(
+    world_size: int,
+    steps: int,
+    *,
+    changes_in_tail: bool,
+    is_sharded: bool = False,
+    has_tail_collective: bool = False,
+) -> list[list[Numbers]]:
+    """State by step and rank of the uninterrupted run, `[steps + 1][world_size]`."""
     states = [first(rank, is_sharded=is_sharded) for rank in range(world_size)]
-    digests = [[state.digest() for state in states]]
+    found = [states]
     for step in range(steps):
         gradients = tuple(gradient(rank, state) for rank, state in enumerate(states))
         skipped = any(is_non_finite(value) for value in gradients)
@@ -109,5 +128,5 @@ def reference(
             )
             for state in states
         ]
-        digests.append([state.digest() for state in states])
-    return digests
+        found.append(states)
+    return found

@@ -20,7 +20,7 @@ from trainmover.protocol.messages import (
     Version,
     WorkerStatus,
 )
-from trainmover.simulation import attempt, cutting, increments, loading, tails
+from trainmover.simulation import attempt, cutting, fetching, increments, loading, tails
 from trainmover.simulation.channels import (
     Ask,
     Channel,
@@ -71,6 +71,7 @@ class Process:
         self.marks: dict[int, set[str]] = {}
         self.asks: list[tuple[str, Ask]] = []
         self.cut_over: CutOverWork | None = None
+        self.fetch: fetching.Fetch | None = None
         self.is_broken = False
         self.closed_below = 0
         self.main_life = 0
@@ -273,13 +274,18 @@ class Process:
         def built() -> None:
             if life != self.main_life:
                 return
-            if not is_loopback:
-                self.numbers = first(rank, is_sharded=self.world.scenario.is_sharded)
-                if self.restore is not None:
-                    loading.restore(self, self.restore)
-                self.observe_step()
-            self.at_boundary(0 if is_loopback else self.life.applied.step)
-            if not is_loopback and not self.is_broken:
+            if is_loopback:
+                self.at_boundary(0)
+                return
+            self.numbers = first(rank, is_sharded=self.world.scenario.is_sharded)
+            loading.restore(self, self.restore, begun)
+
+        def begun() -> None:
+            if life != self.main_life:
+                return
+            self.observe_step()
+            self.at_boundary(self.life.applied.step)
+            if not self.is_broken:
                 attempt.send_personal(self, self.life.applied, self.numbers.own, is_final=True)
 
         self.later(self.world.scenario.build_s, built)

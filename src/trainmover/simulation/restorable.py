@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from trainmover import controller
 from trainmover.protocol.messages import Version
+from trainmover.simulation import earlier
 from trainmover.simulation.loading import whole_checkpoints
 
 if TYPE_CHECKING:
@@ -31,11 +32,19 @@ def _version_on_disks(world: World) -> int | None:
         and machine.is_linked
         and not world.is_cut("controller", machine.name)
     )
-    order = controller.LookIntoStorage(number=0, is_start=False, disks=reachable)
+    assert world.commander.state is not None
+    kept = world.commander.state.kept
+    order = controller.LookIntoStorage(
+        number=0,
+        is_start=not world.checker.book.committed,
+        disks=reachable,
+        history=kept.history,
+        begun_at=kept.begun_at,
+    )
     steps = [
         version.step
-        for version, _ in whole_checkpoints(world, order).values()
-        if not world.checker.is_void(version)
+        for name, (version, _) in whole_checkpoints(world, order).items()
+        if not world.checker.is_void(version) and earlier.may_take(order, name, version)
     ]
     return max(steps, default=None)
 

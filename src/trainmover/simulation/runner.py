@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from trainmover.protocol import exits
-from trainmover.simulation.scenario import Scenario, draw_scenario
+from trainmover.simulation.scenario import Scenario, scenario_of
 from trainmover.simulation.world import World
 
 BOUND_S = 700.0
@@ -78,14 +78,14 @@ def run_seed(
     seed: int, *, without: tuple[str, ...] = (), scenario: Scenario | None = None
 ) -> Outcome:
     """One seed from power-on to its judged end."""
-    world = World(scenario or draw_scenario(seed, without=without))
+    world = World(scenario or scenario_of(seed, without=without))
     run_world(world)
     return judge(world)
 
 
 def trace(seed: int) -> list[str]:
     """Everything that happened in the world of `seed`, a line per move; for a person at a desk."""
-    world = World(draw_scenario(seed), keeps_trace=True)
+    world = World(scenario_of(seed), keeps_trace=True)
     run_world(world)
     return [str(world.scenario), *world.lines, str(judge(world))]
 
@@ -134,7 +134,9 @@ def _illegitimate(world: World, code: int) -> str:
         case exits.NO_MACHINE:
             return "" if _is_short_of_machines(world) else "there were machines enough"
         case exits.START_FAILED:
-            return "" if _is_short_of_machines(world) else "there were machines enough"
+            is_to_blame = scenario.earlier_steps > 0 and world.restorable is None
+            is_excused = is_to_blame or _is_short_of_machines(world)
+            return "" if is_excused else "there were machines enough"
         case _:
             return "no scenario gives cause for this"
 

@@ -84,6 +84,12 @@ class Scenario:
     increments_kept: int = 0
     """Updates of each rank that its nearest backup holds; 0: steps are not backed up."""
     storage_fails: float = 0.0
+    has_storage: bool = True
+    """Whether there is a storage of all, beside machines' own disks."""
+    earlier_steps: int = 0
+    """Steps of a run before this one, whose checkpoints lie on machines' own disks; 0: none."""
+    fetches_end: bool = True
+    """Whether what is fetched for a plan ends with it (mutation check)."""
     has_tail_collective: bool = False
     """Every step has a collective behind its gate."""
     slow_tail_s: float = 0.0
@@ -189,6 +195,65 @@ def draw_scenario(seed: int, *, without: tuple[str, ...] = ()) -> Scenario:
         slots_wait=draw.random() < 0.6,
         has_disks=draw.random() < 0.4,
         increments_kept=_increments_of(seed, every),
+    )
+
+
+def scenario_of(seed: int, *, without: tuple[str, ...] = ()) -> Scenario:
+    """The world of `seed`: a share of them has no storage of all, or loses who is fetched from."""
+    drawn = draw_scenario(seed, without=without)
+    share = random.Random(f"variant {seed}").random()
+    if share < 0.3 and drawn.has_disks and drawn.keeps_checkpoints:
+        return with_own_disks(drawn)
+    return with_lost_sources(drawn) if share > 0.96 else drawn
+
+
+def with_own_disks(drawn: Scenario) -> Scenario:
+    """The same job on machines that share no storage and go several at once.
+
+    Half of them go on where an earlier run has left checkpoints on their disks.
+    """
+    draw = random.Random(f"own disks {drawn.seed}")
+    every = drawn.snapshot_every or 2
+    steps, earlier = max(drawn.steps, 16), draw.choice((0, 0, 4, 8))
+    duration_s = (steps - earlier) * (drawn.step_s + 0.04)
+    aims = ("", "cut_over", "decision", "frozen", "fetch", "aborted")
+    faults = [fault for fault in drawn.faults if draw.random() < 0.5]
+    for index in range(draw.choice((1, 1, 2, 3))):
+        is_early = earlier > 0 and draw.random() < 0.4
+        at_s = draw.uniform(0.0, 12.0) if is_early else duration_s * draw.uniform(0.35, 0.85)
+        lasts_s = draw.choice((1.0, 4.0, 12.0))
+        aim = draw.choice(aims) if index else ""
+        faults.append(Fault(at_s, is_early, "lose_machines", lasts_s, aim))
+    return replace(
+        drawn,
+        steps=steps,
+        snapshot_every=every,
+        checkpoint_every=every,
+        has_disks=True,
+        has_storage=False,
+        storage_fails=draw.choice((0.0, 0.0, 0.1)),
+        earlier_steps=earlier,
+        is_sharded=True,
+        script_fails_at=-1,
+        faults=tuple(sorted(faults, key=lambda fault: fault.at_s)),
+    )
+
+
+def with_lost_sources(drawn: Scenario) -> Scenario:
+    """The same job with losses while joiners fetch, and when their plans are aborted."""
+    draw = random.Random(f"fetches {drawn.seed}")
+    duration_s = drawn.steps * (drawn.step_s + 0.04)
+    faults = list(drawn.faults)
+    for kind in ("kill_worker", "silence_source", draw.choice(("silence_source", "kill_worker"))):
+        aim = "" if kind == "kill_worker" and not faults else draw.choice(("fetch", "aborted"))
+        at_s = duration_s * draw.uniform(0.1, 0.8)
+        faults.append(Fault(at_s, False, kind, 0.0, aim))
+    first = Fault(duration_s * draw.uniform(0.2, 0.6), False, "kill_machine", 0.0, "")
+    return replace(
+        drawn,
+        move_s=draw.choice((0.1, 1.0, 4.0)),
+        standbys=max(drawn.standbys, 2),
+        faults=tuple(sorted((*faults, first), key=lambda fault: fault.at_s)),
     )
 
 

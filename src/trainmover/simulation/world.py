@@ -25,7 +25,7 @@ from trainmover.protocol.journal import (
     encode_record,
 )
 from trainmover.protocol.messages import FromAgentMessage, JobSpec, ToAgentMessage
-from trainmover.simulation import cutting, faults, numbers
+from trainmover.simulation import cutting, earlier, faults, numbers
 from trainmover.simulation.channels import Channel
 from trainmover.simulation.commander import Commander
 from trainmover.simulation.machine import Machine
@@ -144,10 +144,13 @@ class World:
 
     def journaled(self, record: AnyRecord) -> None:
         """A record is durable."""
-        if isinstance(record, StoppedRecorded) and record.code == exits.CANNOT_RESTORE:
+        causes = (exits.CANNOT_RESTORE, exits.START_FAILED)
+        if isinstance(record, StoppedRecorded) and record.code in causes:
             self.restorable = restorable_version(self)
         if isinstance(record, PlanRecorded | CommitRecorded | AbortRecorded):
             self.moment("decision")
+            if isinstance(record, AbortRecorded):
+                self.moment("aborted")
         elif isinstance(record, IncidentOpened):
             self.moment("frozen")
         if isinstance(record, PlanRecorded) and record.plan.kind != "form":
@@ -322,8 +325,10 @@ class World:
     def begin(self) -> None:
         """Power on."""
         self.commander.start()
+        late_s = earlier.leave(self)
         for machine in self.machine_list():
-            self.schedule.after(self.random.uniform(0.0, 0.5), machine.start)
+            after_s = self.random.uniform(0.0, 0.5) + late_s.get(machine.name, 0.0)
+            self.schedule.after(after_s, machine.start)
         for fault in self.scenario.faults:
             if fault.is_early:
                 self.schedule.after(fault.at_s, faults.Strike(self, fault))

@@ -32,7 +32,7 @@ from trainmover.errors import (
     StorageFailed,
     TransportError,
 )
-from trainmover.protocol.messages import DiskPart
+from trainmover.protocol.messages import DiskPart, Version
 from trainmover.topology.keeping import CheckpointConfig, Keeping
 
 SECRET = b"s" * 32
@@ -179,10 +179,20 @@ def test_a_running_job_finds_its_own_and_never_what_it_has_left(tmp_path: Path) 
     name = save(tmp_path, 20)
     config = keeping(tmp_path, "m0")
     with agents(tmp_path, *MACHINES) as places:
-        assert choose_again("run-a", config, places, ())[0].name == name
-        assert choose_again("run-a", config, places, ((10, 100),))[0].name == old
+        assert choose_again("run-a", config, places, look())[0].name == name
+        assert choose_again("run-a", config, places, look(left=((10, 100),)))[0].name == old
         with pytest.raises(NothingToRestore):
-            choose_again("another", config, places, ())
+            choose_again("another", config, places, look())
+        # A run that has begun from the newest one, whose parts are gone: the one before is its own.
+        begun = look(history=("run-a",), begun_at=Version(step=20, lineage=1))
+        assert choose_again("another", config, places, begun)[0].name == name
+        begun = look(history=("run-a",), begun_at=Version(step=10, lineage=1))
+        assert choose_again("another", config, places, begun)[0].name == old
+
+
+def look(**fields: object) -> controller.LookIntoStorage:
+    """Of a job that runs."""
+    return controller.LookIntoStorage(number=1, is_start=False, disks=(), **fields)  # type: ignore[arg-type]
 
 
 def test_nothing_but_files_of_checkpoints_is_read(tmp_path: Path) -> None:

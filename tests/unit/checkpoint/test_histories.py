@@ -15,7 +15,7 @@ from trainmover.checkpoint.retention import KeepLast, histories, to_delete
 from trainmover.checkpoint.survey import Committed, survey
 from trainmover.checkpoint.tiers import pick
 from trainmover.checkpoint.writer import write_rank
-from trainmover.errors import CheckpointFenced
+from trainmover.errors import CheckpointFenced, NothingToRestore
 
 
 def go_on(path: Path, run: str, step: int, *before: str, is_fork: bool = False) -> Committed:
@@ -120,3 +120,21 @@ def test_runs_that_name_each_other_in_a_circle_end_nowhere(tmp_path: Path) -> No
     go_on(tmp_path, "b", 20, "a", is_fork=True)
     save(local(tmp_path), 5, world_size=1, run_id="c")
     assert picked(tmp_path) == ("c", 5)
+
+
+def test_a_running_job_goes_back_into_its_history_up_to_where_it_began(tmp_path: Path) -> None:
+    """And into none of what an earlier run has shown to have left itself."""
+    for step, lineage in ((10, 1), (28, 1), (20, 2), (30, 2), (40, 2), (35, 3)):
+        save(local(tmp_path), step, world_size=1, run_id="one", lineage=lineage)
+    save(local(tmp_path), 60, world_size=1, run_id="other")
+    asked = {"run_id": "two", "is_required": True, "history": ("one",)}
+    assert picked(tmp_path, **asked, begun_at=(35, 3)) == ("one", 35)
+    assert picked(tmp_path, **asked, begun_at=(35, 2)) == ("one", 30)
+    assert picked(tmp_path, **asked, begun_at=(28, 2)) == ("one", 20)
+    assert picked(tmp_path, **asked, begun_at=(19, 2)) == ("one", 10)
+    with pytest.raises(NothingToRestore):
+        picked(tmp_path, **asked)
+    go_on(tmp_path, "two", 50, "one")
+    assert picked(tmp_path, **asked, begun_at=(35, 3)) == ("two", 50)
+    left = ((34, 7),)
+    assert picked(tmp_path, **asked, begun_at=(35, 3), left=left) == ("one", 30)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tests.unit.controller.play import Stage
-from tests.unit.controller.shelves import at, hold, plan, say, settle, sharded
+from tests.unit.controller.shelves import at, hold, plan, say, settle, sharded, track
 
 from trainmover import controller
 from trainmover.controller.disks import arranged
@@ -252,3 +252,113 @@ def test_without_storage_nobody_looks() -> None:
     assert stage.looks == []
     assert stage.ended is not None
     assert stage.ended.code == exits.CANNOT_RESTORE
+
+
+# --------------------------------------------------------------------------------- what is left
+
+
+def begun(*parts: m.DiskPart) -> Stage:
+    """A run that has begun from step 20 of another one; nothing of its own is kept yet."""
+    settings = (*TIERS, ("snapshot.cadence", "never"))
+    stage = Stage(machines=2, standby=1, settings=settings, restored=controller.Unchosen())
+    for name in stage.names:
+        stage.hello(name)
+        say(stage, name)
+    answer(stage, found(*parts))
+    track(stage)
+    assert stage.phase == "Training"
+    return stage
+
+
+def test_without_the_disk_that_alone_has_a_part_an_older_one_is_taken() -> None:
+    stage = begun(part("m0", 0), part("m1", 1))
+    stage.gate(22)
+    stage.kill_machine("m1")
+    stage.wait(25)
+    look = stage.looks[-1]
+    assert (look.is_start, look.history, look.begun_at) == (False, ("before",), at(20, 3))
+    assert [disk.machine for disk in look.disks] == ["m0", "m2"]
+    answer(stage, found(part("m0", 0, 1), step=10, lineage=2))
+    made = plan(stage)
+    assert (made.restore, made.target, made.is_fresh_start) == ("step-10", at(10, 2), True)
+    assert stage.phase == "Training"
+    # What it has left with that is left for good, whoever brings it back.
+    stage.hello("m1")
+    say(stage, "m1")
+    stage.gate(11)
+    stage.kill_machine("m0")
+    stage.wait(25)
+    assert stage.looks[-1].left == ((10, made.number),)
+    answer(stage, found(part("m1", 0, 1)))
+    assert plan(stage) == made
+
+
+def test_a_machine_that_is_back_in_time_is_waited_for() -> None:
+    stage = begun(part("m0", 0), part("m1", 1))
+    stage.exit(stage.name(0))
+    stage.linked.discard("m1")
+    stage.feed(controller.AgentUnlinked(machine="m1"))
+    stage.wait(4)
+    assert len(stage.looks) == 1, "it may come back"
+    stage.hello("m1")
+    stage.wait(4)
+    assert (plan(stage).restore, plan(stage).kind, len(stage.looks)) == ("step-20", "unplanned", 1)
+
+
+def test_a_disk_that_comes_late_is_looked_at_too_and_a_last_one_is_named() -> None:
+    stage = begun(part("m0", 0), part("m1", 1))
+    stage.gate(22)
+    stage.kill_machine("m1")
+    stage.wait(25)
+    answer(stage, None, reason="nothing older")
+    assert stage.phase == "Freezing", "m1 may be booting"
+    stage.agents["m1"] = "agent-m1-again"
+    stage.hello("m1")
+    say(stage, "m1")
+    stage.wait(2)
+    assert len(stage.looks) == 3, "is it the disk that was there before?"
+    answer(stage, found(part("m0", 0), part("m1", 1)))
+    stage.wait(20)
+    assert (plan(stage).kind, plan(stage).restore) == ("unplanned", "step-20")
+    stage.gate(22)
+    stage.kill_machine("m1")
+    stage.wait(25)
+    answer(stage, None, reason="nothing older")
+    stage.wait(60)
+    (record,) = stage.recorded(journal.StoppedRecorded)
+    assert record.code == exits.CANNOT_RESTORE
+    assert "parts of step-20 were on disks that can't be counted on (m1)" in record.reason
+    assert "nothing older" in record.reason
+
+
+def test_a_controller_that_dies_over_the_choice_keeps_to_it() -> None:
+    stage = begun(part("m0", 0), part("m1", 1))
+    stage.gate(22)
+    stage.kill_machine("m1")
+    stage.wait(25)
+    answer(stage, found(part("m0", 0, 1), step=10, lineage=2))
+    assert stage.state.kept.durable is not None
+    stage.restored = None
+    stage.crash()
+    stage.wait(3)
+    kept = stage.state.kept
+    assert (kept.base, kept.begun_at, kept.history) == (at(10, 2), at(20, 3), ("before",))
+
+
+def test_a_load_whose_agent_is_another_by_now_is_tried_once_more_where_all_live() -> None:
+    """Nobody is lost, and nobody can go on: no reason to blame connections."""
+    stage = begun(part("m0", 1), part("m1", 0))
+    for member in stage.members():
+        actor = stage.actors[member.incarnation]
+        actor.is_building, actor.identity = True, ""
+    stage.agents["m1"] = "agent-m1-again"
+    stage.hello("m1")
+    say(stage, "m1")
+    stage.break_to(stage.name(1))
+    stage.wait(15)
+    assert len(stage.looks) == 2
+    answer(stage, found(part("m0", 1), part("m1", 0)))
+    stage.wait(2)
+    made = plan(stage)
+    assert (made.kind, made.restore, made.joiners) == ("unplanned", "step-20", ())
+    assert stage.phase == "Training"
