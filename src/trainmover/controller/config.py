@@ -21,6 +21,9 @@ class Config:
     """How long a complete set of active machines waits for named ones or standbys to register."""
     lost_after_s: float = 10.0
     """Silence of a machine, without any gate passing, after which it counts as lost."""
+    alone_timeout_s: float = 360.0
+    """Silence of every agent after which the job ends: without a controller they and their workers
+    have given up by then."""
     missing_after_s: float = 2.0
     """How long a worker may be absent from its agent's heartbeats before it counts as exited."""
     stopped_limit_s: float = 3.0
@@ -153,6 +156,12 @@ def check_relations(config: Config, others: ForeignTimeouts) -> None:
             others.controller_restart_s + config.lost_after_s,
             "agent.controller_timeout_s",
             others.agent_controller_timeout_s,
+        ),
+        (
+            "agent.controller_timeout_s",
+            others.agent_controller_timeout_s,
+            "controller.alone_timeout_s",
+            config.alone_timeout_s,
         ),
         (
             "controller.stopped_limit_s + 2 agent.heartbeat_interval_s",

@@ -314,11 +314,25 @@ def check_silence(move: Move) -> None:
     """
     if isinstance(move.state.phase, Ending | Ended):
         return
+    if _is_alone(move):
+        limit_s = move.state.config.alone_timeout_s
+        text = f"no agent was heard for {limit_s:g} s: they and their workers have given up by then"
+        ending.stop(move, exits.NO_MACHINE, text)
+        return
     if not isinstance(move.state.phase, Finishing | Completing):
         _check_stopped(move)
     for name in sorted(move.state.machines, key=lookup.natural_order):
         if _is_silent(move, name):
             machine_lost(move, name)
+
+
+def _is_alone(move: Move) -> bool:
+    """Whether nobody is left that this controller could be cut off from."""
+    state = move.state
+    if isinstance(state.phase, Forming) or not state.machines:
+        return False  # a start has its own limit
+    newest = max(machine.heard_at for machine in state.machines.values())
+    return move.has_waited(newest, state.config.alone_timeout_s)
 
 
 def _check_stopped(move: Move) -> None:

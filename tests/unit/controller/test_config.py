@@ -47,6 +47,7 @@ def test_wrong_values_are_named(changes: dict[str, float], words: str) -> None:
         ({"run_out_timeout_s": 500.0}, "worker.run_out_timeout_s"),
         ({"worker_controller_timeout_s": 30.0}, "worker.controller_timeout_s (30 s)"),
         ({"agent_controller_timeout_s": 15.0}, "agent.controller_timeout_s (15 s)"),
+        ({"agent_controller_timeout_s": 400.0}, "controller.alone_timeout_s (360 s)"),
         ({"collective_timeout_s": 4.0}, "communicator.collective_timeout_s (4 s)"),
         ({"tcp_user_timeout_s": 90.0}, "communicator.tcp_user_timeout_s (90 s)"),
         ({"outside_step_limit_s": 900.0}, "communicator.outside_step_limit_s"),

@@ -219,6 +219,16 @@ def test_when_everybody_is_silent_the_controller_suspects_itself() -> None:
     assert stage.state.generation == 1
 
 
+def test_once_everybody_has_given_up_the_controller_does_not_wait_on() -> None:
+    stage = Stage().form()
+    stage.linked.clear()
+    stage.wait(350)
+    assert stage.phase == "Training"
+    stage.wait(20)
+    assert stage.ended is not None and stage.ended.code == 6
+    assert "no agent was heard for 360 s" in stage.ended.reason
+
+
 def test_a_restarted_agent_adopts_and_nothing_happens() -> None:
     stage = Stage().form()
     stage.gate()
