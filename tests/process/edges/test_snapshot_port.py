@@ -7,12 +7,16 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
+import msgspec
 import pytest
 from tests.process.edges.images import Memory, new_memory, write
 from tests.waiting import eventually
 
 from trainmover import agent
+from trainmover.checkpoint.manifest import ShardRecord
+from trainmover.daemons.durable import DurableWriter
 from trainmover.daemons.own_disks import OwnDisk
 from trainmover.daemons.snapshot_plane import SnapshotPlane, Surroundings
 from trainmover.edges.seal import NONCE_BYTES
@@ -28,9 +32,10 @@ from trainmover.protocol.messages import (
     PlaceBackups,
     SnapshotTaken,
     Version,
+    WriteCheckpoint,
 )
 from trainmover.protocol.snapshot_image import FREE, OLDEST, WAITING, WRITING, ImageEntry
-from trainmover.topology.keeping import Keeping
+from trainmover.topology.keeping import CheckpointConfig, Keeping
 
 SECRET = b"s" * 32
 LIMIT_S = 10.0
@@ -268,3 +273,26 @@ def test_a_copy_for_a_silent_peer_ends_with_its_version_and_with_its_place(memor
         assert greeting == b"" or second.recv(4096) == b"", "ended, not waited for"
         second.close()
     other.close()
+
+
+def test_a_snapshot_that_was_just_taken_again_is_written_with_its_digest(
+    memory: Memory, tmp_path: Path
+) -> None:
+    """The job's last state may be: what its ranks write must be known to be alike."""
+    keeping = Keeping(checkpoint=CheckpointConfig(directory=str(tmp_path)))
+    posted: list[agent.Event] = []
+    with machines(1) as (owner,):
+        kept = owner.store.open_own(write(memory, 0, 50, os.urandom(100_000)))
+        assert kept.bulk_digest == 0, "it is taken in the background"
+        writer = DurableWriter("m0", owner.store, lambda: keeping, posted.append)
+        writer.write(
+            WriteCheckpoint(
+                term=1, number=1, version=kept.version, generation=1, ranks=(0,), bulk_ranks=(0,)
+            )
+        )
+        assert owner.store.check(kept)
+        digest = kept.bulk_digest
+    (done,) = posted
+    assert isinstance(done, agent.ShardsDone), done
+    record = msgspec.json.decode(done.shards[0].record, type=ShardRecord)
+    assert record.bulk_digest == digest != 0
