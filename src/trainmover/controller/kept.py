@@ -42,6 +42,14 @@ class Store:
         own = [each.version for each in self.held if each.kind == "own"]
         return max(own) if own else None
 
+    def has_left(self, rank: int, version: Version) -> bool:
+        """Whether `rank` has taken a later one there and this one is gone: no copy is made of it.
+
+        Others would wait for that copy with their memory full, and take nothing either.
+        """
+        own = [each.version for each in self.held if each.kind == "own" and each.rank == rank]
+        return version not in own and any(later > version for later in own)
+
     def has(self, rank: int, version: Version) -> bool:
         """Whether that snapshot is there."""
         return any(each.rank == rank and each.version == version for each in self.held)

@@ -97,13 +97,15 @@ def best_version(state: State) -> Version | None:
 
 
 def has_all_copies(state: State, version: Version) -> bool:
-    """Whether every wanted copy of `version` is where it is wanted."""
+    """Whether every wanted copy of `version` that can still be made is where it is wanted."""
+    stores = reachable(state)
     there = {
         name: {held.rank for held in store.held if held.version == version}
-        for name, store in reachable(state).items()
+        for name, store in stores.items()
     }
     return all(
         member.rank in there.get(name, ())
+        or (member.machine in stores and stores[member.machine].has_left(member.rank, version))
         for member in lookup.members(state)
         for name in state.kept.places.get(member.machine, ())
     )

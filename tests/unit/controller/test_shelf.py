@@ -225,3 +225,27 @@ def test_a_message_of_another_life_of_an_agent_is_not_counted() -> None:
     )
     stage.agent("m1", body)
     assert stage.state.kept.stores == {}
+
+
+def test_copies_that_nobody_can_make_any_more_are_not_waited_for() -> None:
+    """m0 has gone on to step 5 and step 3 of it is at one of two places: with steps 2 and 3 both
+    kept, the other ranks could take nothing, and step 5 would never be complete."""
+    stage = sharded()
+    settle(stage)
+    hold(stage, at(2), at(3))
+    stage.wait(1)
+    lacking = sorted(stage.state.kept.places["m0"])[0]
+    lists = {name: stage.state.kept.stores[name].held for name in stage.names}
+    stage = sharded()
+    settle(stage)
+    hold(stage, at(2))
+    for name in stage.names:
+        mine = [each for each in lists[name] if (each.rank, each.version) != (0, at(3))]
+        if name == "m0":
+            mine = [each for each in mine if each.rank != 0] + [held(0, at(5))]
+        elif name != lacking:
+            mine = list(lists[name])
+        say(stage, name, *mine)
+    stage.wait(2)
+    assert stage.state.kept.oldest == at(3)
+    assert any(order.oldest == at(3) for _, order in sent(stage, m.KeepSnapshots))
