@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from gpt.data import Share
+from gpt.layouts import compile_blocks
 from gpt.record import digest_of, write_digests
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -93,6 +94,7 @@ class TwoStages:
         torch.manual_seed(args.seed)
         stages = (Eye().to(device), Pen().to(device))
         self.model: nn.Module = stages[self.kind]
+        compile_blocks(args, [self.model])
         if ranks > 2:
             group = mesh["replica"].get_group()
             self.model = DistributedDataParallel(self.model, process_group=group)
@@ -153,6 +155,8 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--rate", type=float, default=3e-3)
     parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--compile", action="store_true", help="torch.compile for each stage")
+    parser.add_argument("--compiler", default="inductor", help="back end of torch.compile")
     parser.add_argument("--final", type=Path, help="JSON of the final digests")
     return parser.parse_args(arguments)
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import signal
 from dataclasses import replace
 from pathlib import Path
 
-from tests.cases.runs import committed, end, request
+from tests.cases.runs import committed, end, kill_all, request
 from trainmover.daemons.records import read_lines
 from trainmover.drills.harness import RunningJob
 from trainmover.drills.request import JobRequest, JobResult
@@ -23,12 +22,19 @@ def life(
     *arguments: str,
     steps: int,
     machines: int = 2,
+    place: int = -1,
     settings: tuple[tuple[str, str], ...] = (),
 ) -> JobRequest:
-    """One life of the toy; all lives share a trace and the checkpoints."""
+    """One life of the toy; all lives share a trace and the checkpoints.
+
+    One that is to be killed, behind the checkpoint of `place` (by default its first), waits in
+    front of the next one: however slow the machine is, that checkpoint comes to count.
+    """
+    place = every if place < 0 else place
+    held = ("--stop-at", str(min(max(place, place + every - 2), steps - 2)))
     made = request(
         *arguments,
-        *(PACE if every < steps else ()),
+        *((*PACE, *held) if every < steps else ()),
         steps=steps,
         machines=machines,
         flags=("--checkpoints", str(folder / "checkpoints")),
@@ -47,9 +53,8 @@ def kill_behind(wanted: JobRequest, folder: Path, root: Path, step: int, further
         checkpoints = root / "checkpoints"
         job.wait_for(lambda: step in committed(checkpoints) or None, f"checkpoint {step}", 90.0)
         if further:
-            job.wait_for_step(job.last_step() + further)
-        job.signal(signal.SIGKILL)
-        job.wait_for(lambda: None if job.code is None else True, "the job is dead", 20.0)
+            job.wait_for_step(step + further)
+        kill_all(job)
 
 
 def run_on(wanted: JobRequest, folder: Path) -> tuple[JobResult, list[RestoreChecked]]:

@@ -77,11 +77,18 @@ def committed(checkpoints: Path) -> list[int]:
     return sorted(each.manifest.step for each in found)
 
 
+def kill_all(job: RunningJob) -> None:
+    """As a power cut would; until nothing of it runs."""
+    job.signal(signal.SIGKILL)
+    job.wait_for(lambda: job.code is not None, "the job is dead", 20.0)
+    left = [each for each in job.leftovers() if each.startswith("process")]
+    assert not left, left
+
+
 def run_until_checkpoint(wanted: JobRequest, folder: Path, checkpoints: Path, step: int) -> None:
     """Run the job, and kill all of it at one stroke once checkpoint `step` counts."""
     with RunningJob(wanted, folder) as job:
         job.wait_for(
             lambda: step in committed(checkpoints) or None, f"checkpoint {step} counts", 90.0
         )
-        job.signal(signal.SIGKILL)
-        job.wait_for(lambda: None if job.code is None else True, "the job is dead", 20.0)
+        kill_all(job)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
+from tests.cases.runs import kill_all
 from tests.process.emergency.jobs import slow, slow_library, steps_of
 from trainmover.drills.harness import RunningJob
 from trainmover.drills.request import JobRequest
@@ -41,8 +41,7 @@ def test_c21_what_is_saved_is_the_state_of_one_step(
     )
     with RunningJob(wanted, tmp_path / "job") as job:
         job.wait_for(lambda: len(steps_of(tmp_path)) >= saves or None, "they count", 150.0)
-        job.signal(signal.SIGKILL)
-        job.wait_for(lambda: None if job.code is None else True, "the job is dead", 20.0)
+        kill_all(job)
     steps = steps_of(tmp_path)
     assert steps[-1] - steps[0] > 2 * (len(steps) - 1), "steps were made while one was written"
     for step in steps:

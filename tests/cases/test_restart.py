@@ -14,42 +14,14 @@ from pathlib import Path
 import pytest
 
 from tests.cases.exact import assert_exact, samples
-from tests.cases.runs import committed, end, request, run_until_checkpoint, undisturbed
+from tests.cases.lives import PACE, chain, kill_behind, life
+from tests.cases.runs import committed, end, undisturbed
 from trainmover.drills.harness import RunningJob
-from trainmover.drills.request import JobRequest
 from trainmover.protocol import exits
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
-PACE = ("--pace", "0.1")
-"""Of a life that is to be killed: a checkpoint is durable some steps behind its own."""
 PER_EPOCH = 32
 """Batches of an epoch: 500 samples of each of two ranks, in sixteens."""
-
-
-def life(folder: Path, every: int, *arguments: str, steps: int, machines: int = 2) -> JobRequest:
-    """One life of the job; all lives share a trace and the checkpoints."""
-    made = request(
-        *arguments,
-        *(PACE if every < steps else ()),
-        steps=steps,
-        machines=machines,
-        flags=("--checkpoints", str(folder / "checkpoints")),
-        settings=(
-            ("checkpoint.cadence", f"every {every} steps"),
-            ("snapshot.cadence", "never"),
-        ),
-    )
-    words = ("--out", str(folder / "out"), *made.arguments[2:])
-    return replace(made, arguments=words)
-
-
-def chain(folder: Path, places: list[int], *arguments: str, steps: int) -> None:
-    """Killed behind a checkpoint at each of `places`, in turn; then run to the end."""
-    for number, place in enumerate(places):
-        wanted = life(folder, place, *arguments, steps=steps)
-        run_until_checkpoint(wanted, folder / f"life{number}", folder / "checkpoints", place)
-    with RunningJob(life(folder, steps, *arguments, steps=steps), folder / "last") as job:
-        end(job)
 
 
 def test_killed_at_the_corners_of_epochs(tmp_path: Path) -> None:
@@ -92,10 +64,11 @@ def test_killed_without_replicas(tmp_path: Path) -> None:
 
 def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
     """C40: one flipped bit in the newest; the one before is taken, and the reason told."""
-    run_until_checkpoint(
-        life(tmp_path, 10, steps=60), tmp_path / "one", tmp_path / "checkpoints", 20
-    )
-    newest = committed(tmp_path / "checkpoints")[-1]
+    for place in (10, 20):
+        kill_behind(
+            life(tmp_path, 10, place=place, steps=60), tmp_path / f"{place}", tmp_path, place
+        )
+    *_, before, newest = committed(tmp_path / "checkpoints")
     (folder,) = (tmp_path / "checkpoints").glob(f"step-{newest:010d}-*")
     (shard,) = folder.glob("rank-00000*.safetensors")
     data = bytearray(shard.read_bytes())
@@ -103,7 +76,7 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
     shard.write_bytes(data)
     with RunningJob(life(tmp_path, 100, steps=40), tmp_path / "two") as job:
         result = end(job)
-    assert f"starts from checkpoint step-{newest - 10:010d}" in result.output, result.output
+    assert f"starts from checkpoint step-{before:010d}" in result.output, result.output
     assert "can't be used" in result.output
     assert_exact(tmp_path / "out", undisturbed((), 60, 2), ranks=2, steps=40, of=60)
 
@@ -131,9 +104,7 @@ def test_what_is_asked_for_and_not_there_is_an_error(
 
 def test_only_broken_checkpoints_are_an_error(tmp_path: Path) -> None:
     """C01, C13: something is there and nothing of it can be used."""
-    run_until_checkpoint(
-        life(tmp_path, 10, steps=60), tmp_path / "one", tmp_path / "checkpoints", 10
-    )
+    kill_behind(life(tmp_path, 10, steps=60), tmp_path / "one", tmp_path, 10)
     for folder in (tmp_path / "checkpoints").glob("step-*"):
         (folder / "MANIFEST.json").unlink()
     shutil.rmtree(tmp_path / "out")

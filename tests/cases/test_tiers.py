@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ import pytest
 
 from tests.cases.exact import assert_exact
 from tests.cases.held_storage import HeldStorage
-from tests.cases.runs import end, undisturbed
+from tests.cases.runs import end, kill_all, undisturbed
 from tests.cases.tiers import (
     Tiers,
     committed,
@@ -31,12 +30,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 STEPS = 40
 
 
-def kill_all(job: RunningJob) -> None:
-    """As a power cut would."""
-    job.signal(signal.SIGKILL)
-    job.wait_for(lambda: None if job.code is None else True, "the job is dead", 20.0)
-
-
 def test_a_restart_takes_the_newest_of_both_tiers_and_mends_one_with_the_other(
     tmp_path: Path,
 ) -> None:
@@ -46,6 +39,7 @@ def test_a_restart_takes_the_newest_of_both_tiers_and_mends_one_with_the_other(
         wait_for_storage(job, 8)
         kill_all(job)
     first = steps(tiers.shared)[-1]
+    tiers.drop_newer(first)
     assert first in steps(tiers.disk("m0"))
     assert first in steps(tiers.disk("m1"))
     sides = {path.name for path in tiers.disk("m1").glob(f"step-{first:010d}-*/*.msgpack")}
@@ -62,6 +56,7 @@ def test_a_restart_takes_the_newest_of_both_tiers_and_mends_one_with_the_other(
     assert "durable" not in served
     second = steps(tiers.shared)[-1]
     assert second > first
+    tiers.drop_newer(second)
     flip(tiers.disk("m0"), second, "rank-00000.safetensors")
 
     with RunningJob(tiers.life(STEPS, steps=STEPS), tmp_path / "three") as job:
@@ -89,7 +84,8 @@ def test_a_full_disk_costs_the_disk_only(small_disk: Path, tmp_path: Path) -> No
         assert "bytes free" in failure
         result = end(job)
     assert result.incidents == ()
-    assert len(steps(tiers.shared)) == 3
+    assert steps(tiers.shared)[-1] == STEPS
+    assert len(steps(tiers.shared)) > 1
     assert steps(tiers.disk("m1")) == []
     told = incidents_of(tmp_path / "job")
     assert "on machines' disks failed, training goes on" in told
@@ -111,7 +107,7 @@ def test_a_full_storage_leaves_the_disks_and_these_restart_the_job(
         )
         kill_all(job)
     assert steps(tiers.shared) == []
-    newest = steps(tiers.disk("m0"))[-1]
+    newest = max({*steps(tiers.disk("m0"))} & {*steps(tiers.disk("m1"))})
     with RunningJob(tiers.life(STEPS, steps=STEPS), tmp_path / "two") as job:
         result = job.wait_until_done()
         job.assert_no_leftovers()

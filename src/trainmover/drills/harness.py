@@ -263,13 +263,12 @@ class RunningJob:
         """First truthy value of `claim`. Raises DrillFailed when the job ends or time is up."""
         deadline = time.monotonic() + min(timeout_s, self.time_left())
         while True:
+            code = self.code  # read first: what ended the job may have made the claim true
             value = claim()
             if value:
                 return value
-            if self.code is not None:
-                raise DrillFailed(
-                    f"the job ended with {self.code} while waiting: {what}; {self.tail()}"
-                )
+            if code is not None:
+                raise DrillFailed(f"the job ended with {code} while waiting: {what}; {self.tail()}")
             if time.monotonic() > deadline:
                 raise DrillFailed(f"not within {timeout_s:.0f} s: {what}; {self.tail()}")
             time.sleep(POLL_S)
