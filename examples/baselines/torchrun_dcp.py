@@ -140,6 +140,12 @@ def use_cache(args: argparse.Namespace) -> None:
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(args.cache / name)
 
 
+def wait_for(path: Path) -> None:
+    """A job that is to be killed must not end before, however slow its killer is."""
+    while not path.exists():
+        time.sleep(0.02)
+
+
 def train(args: argparse.Namespace) -> None:
     use_cache(args)
     dist.init_process_group("gloo")
@@ -165,6 +171,8 @@ def train(args: argparse.Namespace) -> None:
             break
         if step > first and step % args.every == 0:
             checkpoints.save(step)
+        if step == args.wait_at:
+            wait_for(args.wait_for)
         window = next(batches)
         loss = model(window[:, :-1], window[:, 1:])
         loss.backward()
@@ -184,6 +192,8 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True, help="checkpoints and events")
     parser.add_argument("--every", type=int, default=20, help="steps between checkpoints")
     parser.add_argument("--stop-before", type=int, help="save before this step and exit 0")
+    parser.add_argument("--wait-at", type=int, help="step in front of which --wait-for is awaited")
+    parser.add_argument("--wait-for", type=Path, help="file that somebody else makes")
     parser.add_argument("--cache", type=Path, help="folder for one compile cache per rank")
     parser.add_argument("--cold-rank", type=int, help="rank whose cache is gone after a restart")
     own, rest = parser.parse_known_args()

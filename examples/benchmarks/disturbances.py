@@ -15,6 +15,9 @@ HOLD_VARIABLE = "BENCH_HOLD"
 SLOW_VARIABLE = "BENCH_SLOW"
 """`MACHINE:STEP:SHARE`: from that step on each forward there sleeps that share of a step."""
 HOLD_LIMIT_S = 1500.0
+LINGER_STEPS, LINGER_S = 10, 4.0
+"""A job that is held pauses in front of its last steps while somebody still acts on it: a machine
+that stands still for a moment must not let it end before (`trainmover.drills.pauses`)."""
 POLL_S = 0.02
 
 
@@ -25,14 +28,23 @@ class Hold:
         text = os.environ.get(HOLD_VARIABLE, "")
         pairs = (each.partition(":") for each in text.split(",") if each)
         self.paths = {int(step): Path(path) for step, _, path in pairs}
+        marks = os.environ.get("TRAINMOVER_FAULT_MARKS", "/nonexistent/faults")
+        self.passable = Path(marks).parent / "passable"
 
-    def enter(self, step: int) -> None:
-        """In front of `step`. Raises TimeoutError when nobody lets it go on."""
+    def enter(self, step: int, steps: int) -> None:
+        """In front of `step` of `steps`. Raises TimeoutError when nobody lets it go on."""
+        if self.paths and step >= steps - LINGER_STEPS:
+            self._linger()
         path = self.paths.get(step)
         deadline = time.monotonic() + HOLD_LIMIT_S
         while path is not None and not path.exists():
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{path} was not made in {HOLD_LIMIT_S:.0f} s")
+            time.sleep(POLL_S)
+
+    def _linger(self) -> None:
+        deadline = time.monotonic() + LINGER_S
+        while time.monotonic() < deadline and not self.passable.exists():
             time.sleep(POLL_S)
 
 

@@ -41,7 +41,7 @@ def train(job: trainmover.Job, args: argparse.Namespace) -> None:
     hold, slowdown = Hold(), Slowdown()
     for step in job.steps(args.steps):
         if not job.is_shadow:
-            hold.enter(step.index)
+            hold.enter(step.index, args.steps)
         with step:
             window = next(batches)
             if not job.is_shadow:

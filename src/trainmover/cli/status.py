@@ -62,7 +62,10 @@ def kept_lines(found: dict[str, Any]) -> list[str]:
     """What the job could be restored from."""
     lines = []
     if found["snapshot_step"] >= 0:
-        lines.append(f"newest snapshot in memory: step {found['snapshot_step']}")
+        copied = found["snapshot_copied_step"]
+        are_late = 0 <= copied < found["snapshot_step"]
+        where = f", with all its copies: step {copied}" if are_late else ""
+        lines.append(f"newest snapshot in memory: step {found['snapshot_step']}{where}")
     if found["snapshot_copies"]:
         lines.append(f"copies: {found['snapshot_copies']}")
     if found["snapshot_worth"]:

@@ -23,6 +23,7 @@ from trainmover.controller.state import (
     Worker,
 )
 from trainmover.protocol.journal import IncidentReport
+from trainmover.protocol.messages import Version
 from trainmover.units import Instant, in_seconds
 
 Word = Literal[
@@ -107,6 +108,10 @@ class StatusView(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     snapshot_step: int = -1
     """Step of the newest snapshot that is complete in agents' memory; -1: none."""
+    snapshot_copied_step: int = -1
+    """Step of the newest one of which every copy is where it should be; -1: none."""
+    snapshot_count: int = 0
+    """How many versions agents hold, complete or not."""
     snapshot_copies: str = ""
     """Why its copies are not all where they should be; empty: they are."""
     snapshot_survival: tuple[float, ...] = ()
@@ -167,6 +172,10 @@ def _kept(state: State, now: Instant) -> dict[str, Any]:
         doing = f"checkpoint {kept.writing.number} of step {version.step} is being {how}"
     return {
         "snapshot_step": complete[0].step if complete else -1,
+        "snapshot_copied_step": _copied_step(state, complete),
+        "snapshot_count": len(
+            {held.version for one in shelf.reachable(state).values() for held in one.held}
+        ),
         "snapshot_copies": "; ".join(kept.reasons),
         "snapshot_survival": kept.survival,
         "snapshot_fatal": kept.fatal,
@@ -178,6 +187,18 @@ def _kept(state: State, now: Instant) -> dict[str, Any]:
         "disk_step": kept.on_disk.version.step if kept.on_disk is not None else -1,
         "disk_failure": kept.disk_failure,
     }
+
+
+def _copied_step(state: State, complete: tuple[Version, ...]) -> int:
+    stores, places = shelf.reachable(state), state.kept.places
+    for version in complete if places else ():
+        if all(
+            name in stores and stores[name].has(member.rank, version)
+            for member in lookup.members(state)
+            for name in places.get(member.machine, ())
+        ):
+            return version.step
+    return -1
 
 
 def word(state: State) -> Word:

@@ -55,6 +55,9 @@ class BaselineConfig:
     fault_step: int = 26
     """The fault strikes once the victim has reported this step; planned: the last step before the
     move. With a checkpoint every 20 steps the default redoes 6."""
+    hold_at: int | None = None
+    """Step in front of which the job waits for its fault, so that it does not end before; None: the
+    last one. Unplanned only."""
     fault_rank: int = 2
     """Who is killed. Not 0 with one agent per machine: its agent hosts the rendezvous store."""
     checkpoint_every: int = 20
@@ -100,12 +103,16 @@ def run_unplanned_baseline(config: BaselineConfig) -> dict[str, Any]:
     Raises:
         BaselineFailed: The job did not come back in time; carries the end of its log.
     """
-    with Run(config) as run:
+    killed = config.folder / "killed"
+    hold_at = config.steps - 1 if config.hold_at is None else config.hold_at
+    hold = ("--wait-at", str(hold_at), "--wait-for", str(killed))
+    with Run(replace(config, script_arguments=(*config.script_arguments, *hold))) as run:
         for index in range(config.ranks if config.agents == "per_machine" else 1):
             run.start_agent(index, "first")
         victim = run.wait_for(lambda events: reported(events, config))
         killed_s = time.monotonic()
         run.kill_machine(victim)
+        killed.touch()
         run.wait_until_done()
         return samples(config, "unplanned", read_events(config.folder), killed_s)
 

@@ -26,7 +26,7 @@ from trainmover.daemons.run_directory import (
     RunDirectory,
     read_struct,
 )
-from trainmover.drills import victims
+from trainmover.drills import pauses, victims
 from trainmover.drills.request import FOLDER_WORD, JobRequest, JobResult, MemberView
 from trainmover.edges import faults
 from trainmover.edges.operator_client import OperatorClient
@@ -36,10 +36,7 @@ from trainmover.protocol.messages import FromOperatorMessage, OperatorReply, Swi
 
 MARK: Final = "TRAINMOVER_DRILL_MARK"
 POLL_S: Final = 0.005
-MARKS: Final = "faults"
-HURRY: Final = "hurry"
-"""Among the marks: nothing more is done to this job, so a script need not pause any more."""
-LEFTOVER_GRACE_S: Final = 5.0
+LEFTOVER_GRACE_S: Final = 20.0
 
 T = TypeVar("T")
 
@@ -75,7 +72,7 @@ class RunningJob:
     def start(self) -> None:
         """Start the command."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        marks = self.folder / MARKS
+        marks = self.folder / pauses.MARKS
         marks.mkdir(exist_ok=True)
         environment = os.environ | {
             MARK: self.mark,
@@ -137,21 +134,23 @@ class RunningJob:
 
     def wait_until_done(self, timeout_s: float | None = None) -> JobResult:
         """Until the command has ended by itself."""
+        pauses.let_pass(self.folder)
         # Whatever may still be on its way to the job (a signal, a request, a fault, a script's own
         # death) is to find it in the middle of its steps.
         if not (self._is_awaiting or self.request.faults or self.request.disturbance):
             self.let_hurry()
         limit_s = timeout_s if timeout_s is not None else self.time_left()
-        deadline = time.monotonic() + limit_s
+        deadline, is_late = time.monotonic() + limit_s, False
         while self.code is None:
-            if time.monotonic() > deadline:
+            if is_late:
                 raise DrillFailed(f"the job has not ended after {limit_s:.0f} s; {self.tail()}")
+            is_late = time.monotonic() > deadline
             time.sleep(POLL_S)
         return self.result()
 
     def let_hurry(self) -> None:
         """Nothing more is done to this job: scripts that pause in each step leave that out."""
-        (self.folder / MARKS / HURRY).touch()
+        pauses.let_hurry(self.folder)
 
     def result(self) -> JobResult:
         """What the ended job has left. Raises DrillFailed while it runs."""
@@ -263,13 +262,14 @@ class RunningJob:
         """First truthy value of `claim`. Raises DrillFailed when the job ends or time is up."""
         deadline = time.monotonic() + min(timeout_s, self.time_left())
         while True:
-            code = self.code  # read first: what ended the job may have made the claim true
+            # Read first: what ended the job may have made the claim true, or we stood still.
+            code, is_late = self.code, time.monotonic() > deadline
             value = claim()
             if value:
                 return value
             if code is not None:
                 raise DrillFailed(f"the job ended with {code} while waiting: {what}; {self.tail()}")
-            if time.monotonic() > deadline:
+            if is_late:
                 raise DrillFailed(f"not within {timeout_s:.0f} s: {what}; {self.tail()}")
             time.sleep(POLL_S)
 

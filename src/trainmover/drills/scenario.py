@@ -72,9 +72,7 @@ def kill_two_machines(job: RunningJob, draw: random.Random) -> None:
     """Two at once, with two standbys."""
     _ready(job, 2)
     first, second = draw.sample(range(job.request.machines), 2)
-    machines = [job.member(first).machine, job.member(second).machine]
-    for machine in machines:
-        job.kill_machine(machine)
+    job.kill_machine(job.member(first).machine, job.member(second).machine)
     _is_back(job)
 
 

@@ -110,6 +110,8 @@ def reset_connections(first: int, second: int) -> int:
         if status != psutil.CONN_ESTABLISHED:
             continue
         with _borrowed(first, descriptor) as borrowed:
+            if not _is_still(borrowed, port):
+                continue  # closed since we looked: its number is another one's by now
             try:
                 _disconnect(borrowed)
             except OSError as error:
@@ -130,6 +132,16 @@ def _borrowed(pid: int, descriptor: int) -> socket.socket:
         number = ctypes.get_errno()
         raise DrillFailed(f"process {pid} does not lend its socket: {os.strerror(number)}")
     return socket.socket(fileno=own)
+
+
+def _is_still(borrowed: socket.socket, port: int) -> bool:
+    if borrowed.family not in (socket.AF_INET, socket.AF_INET6):
+        return False
+    try:
+        borrowed.getpeername()
+    except OSError:
+        return False
+    return bool(borrowed.getsockname()[1] == port)
 
 
 def _disconnect(borrowed: socket.socket) -> None:

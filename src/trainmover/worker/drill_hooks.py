@@ -31,7 +31,7 @@ from trainmover.errors import ConfigError
 VARIABLE = "TRAINMOVER_STEP_FAULTS"
 ACTIONS = ("reset", "kill", "stop")
 PLACE = re.compile(r"\d+|gate|tail\d*")
-NOTICE_LIMIT_S = 1.0
+NOTICE_LIMIT_S = 5.0
 """Longest wait of a collective until the reset in front of it is known here."""
 
 
