@@ -19,10 +19,11 @@ def eventually(
 ) -> T:
     """The first truthy value of `claim`; AssertionError naming `what` if there is none in time."""
     deadline = time.monotonic() + timeout_s
-    value = claim()
-    while not value:
-        if time.monotonic() > deadline:
+    while True:
+        is_late = time.monotonic() > deadline  # read first: this process may have stood still
+        value = claim()
+        if value:
+            return value
+        if is_late:
             raise AssertionError(f"not within {timeout_s} s: {what} (last seen: {value!r})")
         time.sleep(poll_s)
-        value = claim()
-    return value

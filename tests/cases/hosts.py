@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import psutil
 
+from tests.holding import go_mark, held_mark
 from tests.waiting import eventually
 from trainmover.checkpoint.store import open_store
 from trainmover.checkpoint.survey import Committed, survey
-from trainmover.daemons.run_directory import RunDirectory
+from trainmover.daemons.run_directory import ControllerFile, RunDirectory, read_struct
 from trainmover.edges import probes
 from trainmover.edges.faults import VARIABLE
 from trainmover.edges.seal import new_token
 
 SCRIPT = Path(__file__).with_name("toy.py")
-
-
-def free_port() -> int:
-    """One that nobody listens on now."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 class Hosts:
@@ -54,16 +48,30 @@ class Hosts:
         self.disks = disks
         self.steps = steps
         self.every = every
+        self.held: tuple[int, ...] = ()
         self.token = new_token()
         self._faults = faults
         self._words: dict[str, tuple[str, ...]] = {}
-        self.port = free_port()
+        self.port = 0
         self.shared = f"checkpoint.directory={root / 'shared'}"
         self.outputs: dict[str, Path] = {}
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
+    def held_behind(self, *steps: int) -> Hosts:
+        """All ranks will wait behind these steps, see `let_go`."""
+        self.held = steps
+        return self
+
     def __enter__(self) -> Hosts:
-        words = ("--machines", str(len(self.disks)), "--port", str(self.port))
+        try:
+            self._start_all()
+        except BaseException:
+            self.kill()
+            raise
+        return self
+
+    def _start_all(self) -> None:
+        words = ("--machines", str(len(self.disks)))
         rules = (
             self.shared,
             "checkpoint.local_directory=/nowhere/else",
@@ -74,10 +82,13 @@ class Hosts:
             f"worker.threads={probes.default_threads(len(self.disks))}",
         )
         script = (str(SCRIPT), "--out", str(self.root / "out"), "--steps", str(self.steps))
-        self._start("controller", *words, *_sets(*rules), *script, "--pace", "0.1")
+        pace = ("--pace", "0.1", "--stop-at", *map(str, self.held))
+        self._start("controller", *words, *_sets(*rules), *script, *pace)
+        self.port = eventually(
+            lambda: self._found_port() or self._check(), "a controller", timeout_s=60
+        )
         for machine, disk in self.disks.items():
             self.join(machine, disk)
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.kill()
@@ -96,6 +107,19 @@ class Hosts:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+
+    def _found_port(self) -> int:
+        found = read_struct(self.folder / "controller" / "controller.json", ControllerFile)
+        return 0 if found is None else found.port
+
+    def let_go(self, step: int) -> None:
+        """Whoever waits behind `step` goes on, in later lives too."""
+        go_mark(self.root / "out", step).touch()
+
+    def wait_until_held(self, step: int) -> None:
+        """Until all ranks wait behind `step`."""
+        marks = [held_mark(self.root / "out", step, rank) for rank in range(len(self.disks))]
+        eventually(lambda: all(map(Path.exists, marks)) or self._check(), "they hold", timeout_s=90)
 
     def start_again(self, machine: str) -> None:
         """Its agent alone, as whatever watches over it on its host would."""
@@ -142,7 +166,7 @@ class Hosts:
         console = self.folder / name / "console.jsonl"
         return self.outputs[name].read_text() + (console.read_text() if console.exists() else "")
 
-    def end(self, timeout_s: float = 60.0) -> dict[str, int]:
+    def end(self, timeout_s: float = 120.0) -> dict[str, int]:
         """Exit codes, once all have ended by themselves."""
         return {name: process.wait(timeout_s) for name, process in self.processes.items()}
 

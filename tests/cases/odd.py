@@ -21,6 +21,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import trainmover
+from tests.holding import Hold
 
 WIDTH = 6
 WORDS = 7
@@ -80,6 +81,7 @@ def main(job: trainmover.Job) -> None:
     batches = job.batches(lambda: torch.randint(0, WORDS, (5,)))
     job.seed(4)
     job.track(model=model, optimizer=optimizer)
+    hold = Hold()
     for step in job.steps(args.steps):
         with step:
             time.sleep(args.pace)
@@ -92,6 +94,7 @@ def main(job: trainmover.Job) -> None:
             optimizer.step()
             optimizer.zero_grad()
             net.check()
+        hold.behind(step, job.rank)
     write_final(job, args.final, digest_of(model, optimizer))
 
 

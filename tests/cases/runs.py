@@ -6,13 +6,18 @@ import atexit
 import shutil
 import signal
 import tempfile
+import uuid
 from functools import cache
 from pathlib import Path
 
+from tests.holding import wait_until_told
+from tests.waiting import eventually
 from trainmover.checkpoint.store import open_store
 from trainmover.checkpoint.survey import survey
+from trainmover.drills import victims
 from trainmover.drills.harness import RunningJob
 from trainmover.drills.request import FOLDER_WORD, JobRequest, JobResult
+from trainmover.protocol.messages import SwitchoverRequest
 
 SCRIPT = Path(__file__).with_name("toy.py")
 OUT = f"{FOLDER_WORD}/out"
@@ -38,17 +43,12 @@ def request(
     )
 
 
-def wait_for_lines(job: RunningJob, step: int, ranks: int) -> None:
-    """Until each rank has written what it has to say of `step`.
-
-    A loss is told before; a rank that dies between the two has made the step and leaves no line.
-    """
-    for rank in range(ranks):
-        path = job.folder / "out" / f"rank{rank}.jsonl"
-        job.wait_for(
-            lambda path=path: (path.exists() and path.read_text().count("\n") > step) or None,
-            f"rank {rank} has written step {step}",
-        )
+def ask_for_switchover(job: RunningJob, *machines: str, ranks: int) -> None:
+    """Of a traced job whose ranks hold: it is prepared, and stops them at their next boundary."""
+    request = SwitchoverRequest(request=uuid.uuid4().hex, machines=machines)
+    reply = job.operator().request(request)
+    assert reply.is_accepted, reply.text
+    wait_until_told(job, "RaiseFlag", ranks)
 
 
 def end(job: RunningJob) -> JobResult:
@@ -78,11 +78,15 @@ def committed(checkpoints: Path) -> list[int]:
 
 
 def kill_all(job: RunningJob) -> None:
-    """As a power cut would; until nothing of it runs."""
-    job.signal(signal.SIGKILL)
-    job.wait_for(lambda: job.code is not None, "the job is dead", 20.0)
-    left = [each for each in job.leftovers() if each.startswith("process")]
-    assert not left, left
+    """As a power cut would: everything at one stroke, until nothing of it runs."""
+    job.signal(signal.SIGKILL)  # first whoever would start the others again
+
+    def is_dead() -> bool:
+        left = job.processes()
+        victims.end_all(left)
+        return not left and job.code is not None
+
+    eventually(is_dead, "nothing of the job runs")
 
 
 def run_until_checkpoint(wanted: JobRequest, folder: Path, checkpoints: Path, step: int) -> None:

@@ -23,6 +23,8 @@ from trainmover.protocol.journal import IncidentReport
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
 
 HOLD_AT = 12
+LATER = (17, 25)
+"""In front of these it waits for its losses."""
 
 
 def seconds_of(incident: IncidentReport) -> float:
@@ -45,18 +47,21 @@ def test_cold_start_against_restart_in_place_and_standby(tmp_path: Path) -> None
     plain = held_job.request_of(shape)
     folder = tmp_path / "job"
     started_s = time.time()
-    with RunningJob(replace(plain, disturbance=(held_job.held(HOLD_AT, folder),)), folder) as job:
+    held = held_job.held(HOLD_AT, folder, *LATER)
+    with RunningJob(replace(plain, disturbance=(held,)), folder) as job:
         job.wait_for_step(0, 600.0)
         cold_s = job.losses()[0].at_s - started_s
         held_job.wait_until_ready(job, 1)
         standby = next(s for s in (job.status() or {})["standbys"] if s["is_ready"])
         assert job.incidents() == [], "nothing is taken for a hang while it compiles"
         held_job.let_go(job)
-        job.wait_for_step(HOLD_AT + 4)
+        job.wait_for_step(LATER[0] - 1)
         job.kill_worker(0)
+        held_job.let_go(job, 1)
         job.wait_for_incidents(1, 300.0)
-        job.wait_for_step(job.last_step() + 5)
+        job.wait_for_step(LATER[1] - 1)
         job.kill_machine("m1")
+        held_job.let_go(job, 2)
         job.wait_for_incidents(2, 300.0)
         graphs = entries(job, standby["incarnation"])
         result = held_job.end(job, "compiled")

@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 
 from tests.cases.exact import assert_exact, samples
-from tests.cases.runs import end, request, undisturbed, wait_for_lines
+from tests.cases.runs import ask_for_switchover, end, request, undisturbed
+from tests.holding import TRACED, let_go, wait_until_held
 from trainmover.drills.harness import RunningJob
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 STEPS = 60
-PACE = ("--pace", "0.1")
-"""Of the interrupted run: time to strike in the middle."""
 
 KINDS = [
     pytest.param((), id="plain", marks=pytest.mark.long),
@@ -24,12 +23,17 @@ KINDS = [
 @pytest.mark.parametrize("arguments", KINDS)
 def test_switched_over_and_killed(arguments: tuple[str, ...], tmp_path: Path) -> None:
     """C57, C61: noise drawn in items, scale and growth tracker, in the first and second epoch."""
-    with RunningJob(request(*arguments, *PACE, steps=STEPS, standbys=1), tmp_path / "job") as job:
+    held = ("--stop-at", "8", "20")
+    wanted = request(*arguments, *held, steps=STEPS, standbys=1, settings=(TRACED,))
+    with RunningJob(wanted, tmp_path / "job") as job:
         job.wait_for_standby()
-        job.wait_for_step(5)
-        job.switchover((job.member(0).machine,))
-        wait_for_lines(job, 20, 2)
+        wait_until_held(job, 8)
+        ask_for_switchover(job, job.member(0).machine, ranks=2)
+        let_go(job, 8)
+        job.wait_for_incidents(1)
+        wait_until_held(job, 20)
         job.kill_worker(1)
+        let_go(job, 20)
         job.wait_for_incidents(2)
         result = end(job)
     assert len(result.incidents) == 2, result.output
@@ -39,9 +43,10 @@ def test_switched_over_and_killed(arguments: tuple[str, ...], tmp_path: Path) ->
 def test_each_sample_once_whatever_happens(tmp_path: Path) -> None:
     """P3: the ledger of the first epoch, over two losses."""
     steps = 31  # 1000 samples, 2 ranks, batches of 16: 31 whole steps of the first epoch
-    with RunningJob(request(*PACE, steps=steps, standbys=1), tmp_path / "job") as job:
-        wait_for_lines(job, 4, 2)
+    with RunningJob(request("--stop-at", "4", steps=steps, standbys=1), tmp_path / "job") as job:
+        wait_until_held(job, 4)
         job.kill_worker(0)
+        let_go(job, 4)
         job.wait_for_incidents(1)
         end(job)
     seen = samples(tmp_path / "job" / "out", 2)

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.cases.exact import assert_exact
-from tests.cases.runs import end, request, undisturbed
+from tests.cases.runs import committed, end, request, undisturbed
+from tests.holding import TRACED, let_go, wait_until_held, wait_until_told
 from trainmover.daemons.run_directory import MachineFile, read_struct
 from trainmover.drills import victims
 from trainmover.drills.harness import RunningJob
@@ -17,22 +18,9 @@ from trainmover.protocol.snapshot_image import HEADER_BYTES
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 SHARDED = ("--spread", "fsdp2")
-PACE = ("--pace", "0.1")
-"""Time for copies to reach their places before the next snapshot is due."""
 STEPS = 40
 HOLD_AT = 22
 OFTEN = ("snapshot.cadence", "every 5 steps")
-
-
-def wait_until_held(job: RunningJob, ranks: int) -> int:
-    """All ranks stand behind step HOLD_AT with snapshots complete; the newest one's step."""
-    out = job.folder / "out"
-    job.wait_for(
-        lambda: all((out / f"held{rank}").exists() for rank in range(ranks)) or None,
-        "all ranks hold",
-        90.0,
-    )
-    return wait_for(job, "snapshot_step", 10)
 
 
 def wait_for(job: RunningJob, what: str, least: int) -> int:
@@ -45,17 +33,16 @@ def wait_for(job: RunningJob, what: str, least: int) -> int:
     return job.wait_for(found, f"{what} {least}")
 
 
-def let_go(job: RunningJob) -> None:
-    (job.folder / "out" / "go").touch()
-
-
 def damage_snapshots(pid: int) -> int:
     """Turn a bit in the bulk of each snapshot that a worker shares with its agent; their count."""
     damaged = set()
     for link in Path(f"/proc/{pid}/fd").iterdir():
-        if "memfd:trainmover-snapshot" not in os.readlink(link):
-            continue
-        memory = os.open(link, os.O_RDWR)
+        try:
+            if "memfd:trainmover-snapshot" not in os.readlink(link):
+                continue
+            memory = os.open(link, os.O_RDWR)
+        except FileNotFoundError:
+            continue  # closed while we looked
         try:
             inode = os.fstat(memory).st_ino  # each is open twice, and two turns are none
             if inode not in damaged:
@@ -74,16 +61,19 @@ def served(report: IncidentReport) -> dict[int, str]:
 
 def test_a_damaged_snapshot_is_fetched_from_the_peer_that_holds_a_copy(tmp_path: Path) -> None:
     """C142: the memory of rank 0 is damaged, node 1 is lost; one version for both, EXACT."""
-    wanted = request(
-        *SHARDED, *PACE, "--stop-at", str(HOLD_AT), steps=STEPS, standbys=1, settings=(OFTEN,)
-    )
+    held = ("--stop-at", "2", str(HOLD_AT))
+    settings = (("snapshot.cadence", "every 1000 steps"), TRACED)
+    wanted = request(*SHARDED, *held, steps=STEPS, standbys=1, settings=settings)
     with RunningJob(wanted, tmp_path / "job") as job:
+        wait_until_told(job, "TakeSnapshot", 1)  # behind the start; no other one is taken
+        let_go(job, 2)
         job.wait_for_standby()
-        wait_until_held(job, 2)
+        wait_until_held(job, HOLD_AT)
+        wait_for(job, "snapshot_copied_step", 1)
         pid, _ = job.worker(0)
         assert damage_snapshots(pid) >= 1
         job.kill_worker(1)
-        let_go(job)
+        let_go(job, HOLD_AT)
         job.wait_for_incidents(1)
         result = end(job)
     sources = [served(report) for report in result.incidents]
@@ -96,7 +86,6 @@ def test_where_some_ranks_lack_snapshots_all_take_the_checkpoint(tmp_path: Path)
     """C142: nobody mixes memory and storage. Copies are switched off, machine 1 goes."""
     wanted = request(
         *SHARDED,
-        *PACE,
         *("--stop-at", str(HOLD_AT)),
         steps=STEPS,
         standbys=1,
@@ -105,25 +94,28 @@ def test_where_some_ranks_lack_snapshots_all_take_the_checkpoint(tmp_path: Path)
     )
     with RunningJob(wanted, tmp_path / "job") as job:
         job.wait_for_standby()
-        wait_until_held(job, 2)
-        durable = wait_for(job, "checkpoint_step", 1)
+        wait_until_held(job, HOLD_AT)
+        wait_for(job, "checkpoint_step", 1)
         job.kill_machine("m1")
-        let_go(job)
+        let_go(job, HOLD_AT)
         job.wait_for_incidents(1)
         result = end(job)
     (report,) = result.incidents
     assert {role.source for role in report.roles} == {"checkpoint"}
-    assert report.steps_repeated >= HOLD_AT - durable
+    assert report.resumed_step in committed(tmp_path / "checkpoints")
+    assert report.steps_repeated >= HOLD_AT - report.resumed_step
     assert_exact(tmp_path / "job" / "out", undisturbed(SHARDED, STEPS, 2), ranks=2, steps=STEPS)
 
 
 @pytest.mark.long
 def test_a_crash_during_the_restart_after_a_crash(tmp_path: Path) -> None:
     """C144: twice in a row before the first step; the same snapshot is used both times."""
-    wanted = request(*SHARDED, *PACE, steps=STEPS, settings=(OFTEN,))
+    wanted = request(*SHARDED, "--stop-at", str(HOLD_AT), steps=STEPS, settings=(OFTEN,))
     with RunningJob(wanted, tmp_path / "job") as job:
-        step = wait_for(job, "snapshot_step", 10)
+        wait_until_held(job, HOLD_AT)
+        step = wait_for(job, "snapshot_step", 5)
         first = job.kill_worker(1)
+        let_go(job, HOLD_AT)
         again = job.wait_for(
             lambda: name if (name := second_life(job, first)) else None, "its next life"
         )

@@ -23,10 +23,10 @@ EVERY = 8
 def first_life(root: Path) -> str:
     """Killed with a checkpoint on the disks only; its name."""
     disks = {"m0": root / "a", "m1": root / "b"}
-    with Hosts(root / "one", root, disks, steps=STEPS, every=EVERY) as job:
-        job.wait_for_disks(EVERY)
+    hosts = Hosts(root / "one", root, disks, steps=STEPS, every=EVERY)
+    with hosts.held_behind(EVERY + 4) as job:
+        name = job.wait_for_disks(EVERY)
         job.kill()
-        name = job.on_all_disks()[-1]
     shutil.rmtree(root / "shared", ignore_errors=True)
     sides = [path.name for path in root.glob(f"*/*/{name}/*.msgpack")]
     assert sorted(sides) == ["rank-00000.msgpack", "rank-00001.msgpack"], "each its own part"
@@ -63,7 +63,9 @@ def test_a_disk_that_is_lost_is_made_up_for_by_the_storage_or_named(tmp_path: Pa
     name = first_life(tmp_path)
     disks = moved(tmp_path)
     with Hosts(tmp_path / "two", tmp_path, disks, steps=STEPS, every=EVERY) as job:
-        eventually(lambda: committed(tmp_path / "shared") != [], "a copy on the storage")
+        eventually(
+            lambda: committed(tmp_path / "shared") != [], "a copy on the storage", timeout_s=60
+        )
         job.kill()
         assert_from_moved_disks(job.text(), name)
     newest = committed(tmp_path / "shared")[-1].name
@@ -112,22 +114,25 @@ def test_an_agent_that_dies_or_is_stopped_while_it_serves_a_load_costs_no_step(
 def test_without_the_disk_that_alone_has_a_part_the_job_goes_back_further(tmp_path: Path) -> None:
     """A restarted run has saved nothing when all memory goes, and one machine for good."""
     disks = {"m0": tmp_path / "a", "m1": tmp_path / "b"}
-    with Hosts(tmp_path / "one", tmp_path, disks, steps=STEPS, every=EVERY) as job:
-        eventually(lambda: committed(tmp_path / "shared") != [], "a copy on the storage")
-        job.wait_for_disks(2 * EVERY)
+    shared = tmp_path / "shared"
+    hosts = Hosts(tmp_path / "one", tmp_path, disks, steps=STEPS, every=EVERY)
+    with hosts.held_behind(EVERY + 4, 2 * EVERY + 4) as job:
+        eventually(lambda: committed(shared) != [], "a copy on the storage", timeout_s=60)
+        job.let_go(EVERY + 4)
+        newest = job.wait_for_disks(2 * EVERY)
         job.kill()
-        newest = job.on_all_disks()[-1]
-    older, *others = (each.name for each in committed(tmp_path / "shared"))
+    older, *others = (each.name for each in committed(shared))
     for name in others:
-        shutil.rmtree(tmp_path / "shared" / name)
-    steps = (tmp_path / "out" / "rank0.jsonl").read_text()
+        shutil.rmtree(shared / name)
+    again = 2 * EVERY + 1
 
-    with Hosts(tmp_path / "two", tmp_path, disks, steps=STEPS, every=STEPS) as job:
-        went_on = lambda: (tmp_path / "out" / "rank0.jsonl").read_text() != steps  # noqa: E731
-        eventually(went_on, "a step of the run that was started again", timeout_s=60)
+    hosts = Hosts(tmp_path / "two", tmp_path, disks, steps=STEPS, every=STEPS)
+    with hosts.held_behind(again) as job:
+        job.wait_until_held(again)  # behind the first steps of the run that was started again
         assert f"starts from checkpoint {newest}" in job.text()
         job.lose("m1")
         job.lose("m0")
+        job.let_go(again)
         job.join("m0", disks["m0"], name="m0 again")
         job.join("m2", tmp_path / "c")
         codes = job.end()

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.cases.exact import assert_exact
-from tests.cases.lives import PACE, checks_of, kill_behind, life, run_on
-from tests.cases.runs import end, request, undisturbed
+from tests.cases.lives import checks_of, kill_behind, life, run_on
+from tests.cases.runs import committed, end, kill_all, request, undisturbed
+from tests.holding import TRACED, let_go, wait_until_held, wait_until_told
 from trainmover.drills.harness import RunningJob
 from trainmover.drills.request import JobRequest
 from trainmover.protocol import exits
@@ -26,14 +27,18 @@ def test_a_roll_back_repeats_its_losses_and_the_validation(tmp_path: Path) -> No
         "--spread",
         "fsdp2",
         "--validate",
-        *PACE,
+        *("--stop-at", "2", "10"),
         steps=24,
         standbys=1,
-        settings=(("snapshot.cadence", "every 6 steps"),),
+        settings=(("snapshot.cadence", "every 1000 steps"), TRACED),
     )
     with RunningJob(wanted, tmp_path / "job") as job:
-        job.wait_for_step(10)
+        wait_until_told(job, "TakeSnapshot", 1)  # behind the start; no other one is taken
+        let_go(job, 2)
+        wait_until_held(job, 10)
+        job.wait_for(lambda: (job.status() or {}).get("snapshot_step", -1) > 0, "a snapshot")
         job.kill_worker(1)
+        let_go(job, 10)
         job.wait_for_incidents(1)
         result = end(job)
         checks = checks_of(job)
@@ -127,8 +132,10 @@ def test_the_example_of_the_quickstart_is_exact(tmp_path: Path) -> None:
         wanted = life(tmp_path / folder, every, steps=20, machines=1)
         return replace(wanted, script=file, arguments=())
 
-    one = example(paced, "killed", 4)
-    kill_behind(one, tmp_path / "killed" / "one", tmp_path / "killed", 4)
+    with RunningJob(example(paced, "killed", 4), tmp_path / "killed" / "one") as job:
+        place = tmp_path / "killed" / "checkpoints"
+        job.wait_for(lambda: committed(place), "a checkpoint", 90.0)
+        kill_all(job)
     losses = []
     for folder in ("killed", "undisturbed"):
         with RunningJob(example(script, folder, 100), tmp_path / folder / "last") as job:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,12 +31,6 @@ class Tiers:
     def disk(self, machine: str) -> Path:
         """One machine's own."""
         return self.local / machine
-
-    def drop_newer(self, step: int) -> None:
-        """What the disks have beyond `step`: its copy to the storage was still to come."""
-        for path in self.local.glob("*/step-*"):
-            if int(path.name.split("-")[1]) > step:
-                shutil.rmtree(path)
 
     def life(self, every: int, *arguments: str, steps: int, **fields: object) -> JobRequest:
         """One life of the job; all lives share a trace and both tiers."""

@@ -29,6 +29,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import trainmover
+from tests.holding import Hold
 
 HURRY = Path(os.environ.get("TRAINMOVER_FAULT_MARKS", "/nonexistent")) / "hurry"
 SAMPLES = 1000
@@ -96,7 +97,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--drift", type=float, default=0.0, help="added to each logged loss")
     parser.add_argument("--forget", action="store_true", help="do not track the scheduler")
     parser.add_argument("--pace", type=float, default=0.0, help="seconds to wait in each step")
-    parser.add_argument("--stop-at", type=int, default=-1, help="hold this step until killed")
+    parser.add_argument("--stop-at", type=int, nargs="*", default=[], help="hold behind these")
     return parser.parse_args()
 
 
@@ -157,6 +158,7 @@ def main(job: trainmover.Job) -> None:
     if args.validate:
         job.validation(lambda: {"loss": validate(model) + args.skew})
     trace = Trace(job, args.out)
+    hold = Hold(args.stop_at, args.out)
     for step in job.steps(args.steps):
         with step:
             infinite = step.index in INFINITE_AT
@@ -175,8 +177,7 @@ def main(job: trainmover.Job) -> None:
             facts = {"ids": ids, "loss": total.item().hex()}
             objects = (model, optimizer, scaler)
             step.after(lambda at=step.index, facts=facts, of=objects: trace.write(at, facts, *of))
-        if step.committed and step.index == args.stop_at:
-            trace.hold()
+        hold.behind(step, dist.get_rank())
 
 
 def backward(
@@ -229,12 +230,6 @@ class Trace:
         self._folder.mkdir(parents=True, exist_ok=True)
         with (self._folder / f"rank{dist.get_rank()}.jsonl").open("a") as file:
             file.write(json.dumps(line) + "\n")
-
-    def hold(self) -> None:
-        """Wait here until somebody ends the process (bounded by the job's own limits)."""
-        (self._folder / f"held{dist.get_rank()}").touch()
-        while not (self._folder / "go").exists():
-            time.sleep(0.01)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ SNAPSHOTS_MAX = 12
 """Own ones under way and complete, and those of two wards, of an older step and a newer."""
 POLL_S = 0.1
 """A status carries the last hundred reports: asking for it all the time would be the load."""
+FIRST_LOOKS = 3
 WARM_UP = 2
 """Switchovers until lazy imports, pools and caches of all processes are there."""
 
@@ -55,7 +56,7 @@ class Endurance:
         self.job = job
         self.draw = random.Random(tiny.seed())
         self.pids: dict[str, int] = {}
-        self.first: dict[str, tuple[int, int, int]] = {}
+        self.first: dict[str, tuple[int, ...]] = {}
         self.series: dict[str, list[Holdings]] = {}
         self.last_moved = 1
 
@@ -77,14 +78,20 @@ class Endurance:
             self.first = {name: holdings(pid).counts for name, pid in self.pids.items()}
         for name, pid in self.pids.items():
             eventually(
-                lambda pid=pid, name=name: holdings(pid).counts == self.first[name],
-                f"{name} holds {self.first[name]} descriptors, threads, connections again",
-                timeout_s=20.0,
+                lambda pid=pid, name=name: self.is_back(name, holdings(pid).counts),
+                f"{name} holds {self.first[name]} descriptors, threads, connections at most",
+                timeout_s=30.0,
                 poll_s=POLL_S,
             )
             held = holdings(pid)
             assert held.snapshots <= SNAPSHOTS_MAX, f"{name} holds {held.snapshots} snapshots"
             self.series.setdefault(name, []).append(held)
+
+    def is_back(self, name: str, now: tuple[int, int, int]) -> bool:
+        """No count is higher than at the first looks, which may find something just closed."""
+        if len(self.series.get(name, ())) < FIRST_LOOKS:
+            self.first[name] = tuple(map(max, now, self.first[name]))
+        return all(here <= before for here, before in zip(now, self.first[name], strict=True))
 
     def run(self, count: int) -> None:
         """`count` switchovers, noted from the end of the warm-up."""
@@ -108,10 +115,10 @@ def end(job: RunningJob, count: int) -> list[float]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_twenty_switchovers_leave_no_count_higher(tmp_path: Path) -> None:
     print(f"{tiny.SEED_VARIABLE}={tiny.seed()}")
-    with RunningJob(request(280.0), tmp_path / "job") as job:
+    with RunningJob(request(560.0), tmp_path / "job") as job:
         endurance = Endurance(job)
         endurance.run(20)
         end(job, 20)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tests.drill.parallel.kinds import UNREPLICATED, Parallel
+from tests.process.snapshots.jobs import wait_for_complete
 
 from trainmover.drills.compare import compare
 from trainmover.drills.harness import RunningJob
@@ -28,6 +29,8 @@ class Plan:
     moved: tuple[int, ...] = ()
     killed: tuple[int, ...] = ()
     worker: int | None = None
+    is_alone: bool = False
+    """Nobody has a killed rank's state but the agents that hold its snapshots."""
 
     @property
     def kinds(self) -> list[str]:
@@ -50,6 +53,8 @@ def carry_out(wanted: JobRequest, plan: Plan, folder: Path) -> JobResult:
             _wait(job, count)
         for rank in plan.killed:
             _wait_for_standby(job, slow)
+            if plan.is_alone:
+                wait_for_complete(job, -1)
             job.kill_machine(job.member(rank).machine)
             count += 1
             _wait(job, count)

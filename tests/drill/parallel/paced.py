@@ -1,8 +1,8 @@
 """An example with a pause in each step: `paced.py train_gpt --steps 200 ...`.
 
 On a fast machine the examples' small jobs would be over before a standby is ready. PACED_PAUSE_S
-is the pause; PACED_UNTIL a file that ends it, as the harness does once nothing more is done to the
-job; PACED_SLOW one that makes it long while it is there.
+is the pause (longer towards the end, see `pace`); PACED_UNTIL a file that ends it, as the harness
+does once nothing more is done to the job; PACED_SLOW one that makes it long while it is there.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "examples"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "process" / "scripts"))
+
+from pace import pause
 
 import trainmover
 
@@ -23,7 +25,6 @@ PAUSE_S = float(os.environ.get("PACED_PAUSE_S", "0.05"))
 UNTIL = Path(os.environ.get("PACED_UNTIL", "/nonexistent"))
 SLOW = Path(os.environ.get("PACED_SLOW", "/nonexistent"))
 SLOW_S = 1.0
-HURRY = Path(os.environ.get("TRAINMOVER_FAULT_MARKS", "/nonexistent")) / "hurry"
 
 
 def main(job: trainmover.Job) -> None:
@@ -32,8 +33,8 @@ def main(job: trainmover.Job) -> None:
 
     def paced(total: int) -> Iterator[Any]:
         for step in steps(total):
-            if not (UNTIL.exists() or HURRY.exists()):
-                time.sleep(SLOW_S if SLOW.exists() else PAUSE_S)
+            if not UNTIL.exists():
+                pause(step.index, total, SLOW_S if SLOW.exists() else PAUSE_S)
             yield step
 
     job.steps = paced  # type: ignore[method-assign]

@@ -61,7 +61,8 @@ def test_every_machine_in_turn(
 def test_a_loss_without_replica(kind: Parallel, tmp_path: Path) -> None:
     """All ranks go back to the newest snapshot that the agents hold, and repeat the steps since."""
     wanted = kind.request(steps=STEPS, standbys=1)
-    assert_outlives(kind, wanted, Plan(killed=(1,)), tmp_path)
+    wanted = replace(wanted, settings=(("snapshot.cadence", "every 10 steps"),))
+    assert_outlives(kind, wanted, Plan(killed=(1,), is_alone=True), tmp_path)
 
 
 def test_a_loss_without_replica_or_snapshot(tmp_path: Path) -> None:

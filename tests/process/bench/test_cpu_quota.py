@@ -21,7 +21,7 @@ def busy() -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen([sys.executable, "-c", BUSY])
     yield process
     process.kill()
-    process.wait(timeout=5)
+    process.wait(timeout=20)
 
 
 def ran_s(process: subprocess.Popen[bytes]) -> float:
@@ -38,11 +38,12 @@ def test_a_limited_process_still_runs_and_is_set_free(
         monkeypatch.setattr(cpu_quota, "_is_usable", lambda root: False)
     quota = CpuQuota(busy.pid, 0.2, 0.5)
     start_s = ran_s(busy)
-    eventually(lambda: ran_s(busy) > start_s + 0.05, "it goes on", timeout_s=20)
+    eventually(lambda: ran_s(busy) > start_s + 0.05, "it goes on", timeout_s=60)
+    group = quota._group
+    assert (group is not None) or quota.means == "stop and go"
     quota.end()
     assert psutil.Process(busy.pid).status() != psutil.STATUS_STOPPED
-    for root in (cpu_quota.V1, cpu_quota.V2):
-        assert not list(root.glob("trainmover-bench-*"))
+    assert group is None or not group.exists()
 
 
 def test_the_quota_of_a_process_that_has_ended_is_lifted_too(
@@ -50,5 +51,5 @@ def test_the_quota_of_a_process_that_has_ended_is_lifted_too(
 ) -> None:
     quota = CpuQuota(busy.pid, 0.5, 0.2)
     busy.kill()
-    busy.wait(timeout=5)
+    busy.wait(timeout=20)
     quota.end()

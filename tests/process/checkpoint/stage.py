@@ -10,6 +10,7 @@ import ctypes
 import json
 import os
 import resource
+import select
 import sys
 import threading
 from pathlib import Path
@@ -61,6 +62,13 @@ def child(order: dict[str, Any]) -> str:
     return f"pruning: {problems}" if problems else "done"
 
 
+def wait_for(begin: int) -> None:
+    """Until a byte comes; a tracer sees a call that nobody counts, over and over."""
+    while not select.select([begin], [], [], 0.005)[0]:
+        os.sched_yield()
+    os.read(begin, 1)
+
+
 def main() -> None:
     """Serve saves until standard input ends."""
     for line in sys.stdin:
@@ -71,7 +79,7 @@ def main() -> None:
         if pid == 0:
             os.close(began)
             os.close(told)
-            os.read(begin, 1)
+            wait_for(begin)
             os.write(tell, child(order).encode())
             os._exit(0)
         os.close(begin)

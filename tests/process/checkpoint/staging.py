@@ -12,6 +12,7 @@ import select
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -31,6 +32,10 @@ CLASSES = (
     "close",
 )
 """Calls that can change a file system, by strace's names; strace counts each call by itself."""
+
+
+WAITING = "sched_yield"
+"""What a child that waits calls again and again, see `stage.wait_for`."""
 
 
 class Stage:
@@ -100,18 +105,18 @@ class Stage:
 
 
 def _attach(pid: int, inject: tuple[str, ...]) -> subprocess.Popen[bytes]:
-    """strace on `pid`, attached on return."""
-    tracer = subprocess.Popen(
-        ["strace", "-qqq", "-o", "/dev/null", "-p", str(pid)]
-        + ["-e", f"trace={','.join(CLASSES)}"]
-        + [word for one in inject for word in ("-e", f"inject={one}")],
-    )
-    status = Path(f"/proc/{pid}/status")
-    eventually(
-        lambda: f"TracerPid:\t{tracer.pid}\n" in status.read_text(),
-        f"strace attached to {pid}",
-        timeout_s=LIMIT_S,
-    )
+    """strace on `pid`, which sees its calls on return: being attached is not enough."""
+    with tempfile.NamedTemporaryFile("r") as seen:
+        tracer = subprocess.Popen(
+            ["strace", "-qqq", "-o", seen.name, "-p", str(pid)]
+            + ["-e", f"trace={','.join((*CLASSES, WAITING))}"]
+            + [word for one in inject for word in ("-e", f"inject={one}")],
+        )
+        eventually(
+            lambda: WAITING in Path(seen.name).read_text(),
+            f"strace sees the calls of {pid}",
+            timeout_s=LIMIT_S,
+        )
     return tracer
 
 

@@ -139,8 +139,10 @@ def test_no_descriptor_leaks(tmp_path: Path) -> None:
     """B2, C29: saves and prunes leave no open file and nothing on disk but the newest."""
     for step in range(10, 40, 10):
         save_and_prune(tmp_path, step)
-    before = len(os.listdir("/proc/self/fd"))
+    before = set(os.listdir("/proc/self/fd"))
     for step in range(40, 400, 10):
         save_and_prune(tmp_path, step)
-    assert len(os.listdir("/proc/self/fd")) == before
+    # Others of this process may have been closed meanwhile.
+    more = set(os.listdir("/proc/self/fd")) - before
+    assert len(more) <= 1, more  # the listing itself
     assert len(os.listdir(tmp_path)) == 1

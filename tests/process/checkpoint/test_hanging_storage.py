@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from tests.process.checkpoint.stage import save_and_prune
 from tests.unit.checkpoint.sample import QUICK, local, make
 from tests.waiting import eventually
 
+from trainmover.checkpoint import bounded
 from trainmover.checkpoint.bounded import Limits, Watch
 from trainmover.checkpoint.local_store import LocalInput, LocalOutput, LocalStore
 from trainmover.checkpoint.reader import load, open_checkpoint
@@ -37,10 +37,35 @@ def committed(path: Path) -> list[int]:
     return [item.manifest.step for item in found]
 
 
+class Clock:
+    """In the place of `time`: goes on only where a storage takes its time. Where this process is
+    made to wait by others nothing is late."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.is_hanging = False
+        """Whether each look at it finds it further on."""
+
+    def monotonic(self) -> float:
+        self.now_s += 0.3 if self.is_hanging else 0.0
+        return self.now_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Of all that is bounded."""
+    found = Clock()
+    monkeypatch.setattr(bounded, "time", found)
+    return found
+
+
 class FifoOutput(LocalOutput):
-    """A file whose second write blocks in the kernel until somebody reads a FIFO."""
+    """A file whose writes block in the kernel until somebody reads a FIFO."""
+
+    clock: Clock
 
     def write(self, data: memoryview) -> None:
+        self.clock.is_hanging = True
         with open(self._path.parent.parent / "fifo", "wb") as fifo:  # blocks without a reader
             fifo.write(b"x")
         super().write(data)
@@ -55,8 +80,9 @@ class HangingStore(LocalStore):
         return FifoOutput(self._path(path), self.retries)
 
 
-def test_a_hanging_storage(root: Path) -> None:
+def test_a_hanging_storage(root: Path, clock: Clock) -> None:
     """Bounded; the caller goes on; the thread that wakes up late publishes nothing."""
+    FifoOutput.clock = clock
     os.mkfifo(root / "fifo")
     state, image = make(0, 1, 20)
     watch = Watch()
@@ -99,19 +125,20 @@ def test_loading_is_bounded(root: Path) -> None:
     assert pick({"durable": local(root)}) is not None
 
 
-def test_a_slow_storage_is_not_a_hung_one(root: Path) -> None:
+def test_a_slow_storage_is_not_a_hung_one(root: Path, clock: Clock) -> None:
     """Longer in all than a stall may last, but getting further: saved."""
 
     class SlowStore(LocalStore):
         def put(self, path: str, data: bytes) -> None:
-            time.sleep(0.02)
+            clock.now_s += 0.02
             super().put(path, data)
 
         def create(self, path: str) -> LocalOutput:
-            time.sleep(0.05)
+            clock.now_s += 0.05
             return super().create(path)
 
     state, image = make(0, 1, 20)
     options = WriteOptions(split_bytes=8, chunk_bytes=8, limits=Limits(stall_s=0.6, total_s=60))
     record = write_rank(SlowStore(root, retries=QUICK), state, image, options=options)
+    assert clock.now_s > options.limits.stall_s
     assert len(record.files) > 20

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import time
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -173,15 +174,19 @@ def fencing(rank: Rank) -> Any:
         event = rank.events.wait("stream_accepted", "state", 1, "w0")
         assert event[4].recv(5) == b"hello"
         event[4].close()
+        rank.sync("dialled")
+        credentials = communicator._credentials
+        credentials.config = replace(credentials.config, handshake_timeout_s=1.0)
+        rank.sync("hasty from here on")
         rank.sync("end of streams")
         return True
     peer = rank.member(1, 1)
-    stream = communicator.dial(peer, "state", 1, Errand("state", 5.0))
-    assert stream.gettimeout() == 5.0
+    stream = communicator.dial(peer, "state", 1, Errand("state", 30.0))
+    assert stream.gettimeout() == 30.0
     stream.sendall(b"hello")
     stream.close()
     host, port = rank.board["member1"][2:]
-    strange = socket.create_connection((host, port))
+    strange = socket.create_connection((host, port), timeout=30)
     strange.sendall(b"GET / HTTP/1.1\r\n\r\n")
     assert is_closed(strange)
     refused = []
@@ -189,12 +194,13 @@ def fencing(rank: Rank) -> Any:
     for secret, generation in ((b"wrong", 1), (real, 0)):
         communicator._credentials.secret = secret
         try:
-            communicator.dial(peer, "state", generation, Errand("state", 3.0))
+            communicator.dial(peer, "state", generation, Errand("state", 30.0))
         except (AuthenticationFailed, GenerationMismatch, TransportError) as error:
             refused.append(type(error))
     communicator._credentials.secret = real
-    silent = socket.create_connection((host, port))
-    silent.settimeout(4)
+    rank.sync("dialled")
+    rank.sync("hasty from here on")
+    silent = socket.create_connection((host, port), timeout=30)
     assert is_closed(silent)  # closed by the handshake's time-out
     rank.sync("end of streams")
     assert refused == [AuthenticationFailed, GenerationMismatch], refused
@@ -211,12 +217,14 @@ class Numbers(torch.utils.data.Dataset[int]):
 
 
 def death_with_loader(rank: Rank) -> Any:
-    """SIGKILL of a worker whose loader children live on: peers see it at once."""
+    """SIGKILL of a worker whose loader children live on, with all they have inherited: peers see
+    it all the same. They are stopped, or they might end by themselves before anybody looks."""
     rank.init()
     if rank.index == 1:
         loader = torch.utils.data.DataLoader(Numbers(), num_workers=2)
         batches = iter(loader)
-        next(batches)
+        for _ in range(2):  # one of each child: both have begun
+            next(batches)
         for _ in range(20):  # forks while the I/O thread is busy
             pid = os.fork()
             if pid == 0:
@@ -224,20 +232,20 @@ def death_with_loader(rank: Rank) -> Any:
             os.waitpid(pid, 0)
         assert total(rank) == 3.0
         rank.board["children"] = [w.pid for w in batches._workers]
-        rank.board["died"] = time.monotonic()
+        for worker in batches._workers:
+            os.kill(worker.pid, signal.SIGSTOP)
         os.kill(os.getpid(), signal.SIGKILL)
     assert total(rank) == 3.0
     value = torch.full((1000,), 5.0)
     dist.all_reduce(value)  # the dead one never comes; the handler breaks, the work ends
     rank.events.wait("channel_broken")
-    noticed = time.monotonic() - rank.board["died"]
     assert (value == 5).all() and rank.communicator.tainted
     alive = [pid for pid in rank.board["children"] if os.path.exists(f"/proc/{pid}")]
     for pid in alive:
         os.kill(pid, signal.SIGKILL)
     assert len(alive) == 2, "the loader's children should have outlived their worker"
     assert rank.communicator.mode is Mode.RUN_OUT
-    return noticed
+    return True
 
 
 def joiner_dies(rank: Rank) -> Any:

@@ -53,7 +53,7 @@ class Recorder:
 
         return note
 
-    def wait(self, name: str, *prefix: Any, timeout_s: float = 20.0) -> tuple[Any, ...]:
+    def wait(self, name: str, *prefix: Any, timeout_s: float = 40.0) -> tuple[Any, ...]:
         def found() -> tuple[Any, ...] | None:
             for event in self.seen:
                 if event[: 1 + len(prefix)] == (name, *prefix):
@@ -101,7 +101,7 @@ class Rank:
         os._exit(70)
 
     def member(self, rank: int, index: int) -> Member:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while f"member{index}" not in self.board:
             assert time.monotonic() < deadline
             time.sleep(0.01)
@@ -200,7 +200,7 @@ def run_ranks(
     fn: Callable[..., Any],
     *arguments: Any,
     machines: bool = True,
-    timeout_s: float = 90.0,
+    timeout_s: float = 110.0,
     dying: tuple[int, ...] = (),
     **config: Any,
 ) -> list[Any]:

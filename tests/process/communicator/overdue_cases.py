@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import re
 import signal
 import time
 from typing import Any
@@ -11,23 +12,39 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from trainmover.communicator import overdue as overdue_module
 from trainmover.communicator.settings import Place
 
 from .change_cases import total
 from .fleet import Rank
 
+LIMIT_S = 5.0
+"""Of silence; a peer that was asked in time may stand still for some seconds before it answers."""
+
+
+def is_told(event: tuple[Any, ...]) -> bool:
+    """Whether it was waited for that long, and what the peer has answered counts all the while."""
+    found = re.search(r"no data for (\d+) s", event[3])
+    return found is not None and int(found.group(1)) >= LIMIT_S and "runs its script" in event[3]
+
+
+def trusting(rank: Rank) -> None:
+    """Answers count for longer than a process of this test may stand still."""
+    overdue_module._FRESH_S = (30.0, 30.0)  # type: ignore[assignment]
+    rank.init()
+
 
 def overdue(rank: Rank) -> Any:
     """A peer that does not come is reported by name; nothing is thrown."""
-    rank.init()
+    trusting(rank)
     if rank.index == 0:
         group = dist.group.WORLD
-        group.set_timeout(datetime.timedelta(seconds=1))
+        group.set_timeout(datetime.timedelta(seconds=LIMIT_S))
         options = dist.AllreduceOptions()
-        options.timeout = datetime.timedelta(seconds=1)
+        options.timeout = datetime.timedelta(seconds=LIMIT_S)
         work = group.allreduce([torch.ones(5)], options)
         event = rank.events.wait("channel_broken", 1, "w1")
-        assert "no data for 1 s" in event[3] and "runs its script" in event[3], event
+        assert is_told(event), event
         work.wait()
     rank.sync("overdue")
     return True
@@ -35,7 +52,7 @@ def overdue(rank: Rank) -> Any:
 
 def culprit(rank: Rank) -> Any:
     """Rank 0 hangs in its script: the one that waits for it says so, not who waits for that one."""
-    rank.init()
+    trusting(rank)
     assert total(rank) == 10.0
     rank.events.breaks_on_loss = False
     if rank.index == 0:
@@ -43,10 +60,10 @@ def culprit(rank: Rank) -> Any:
     else:
         started = time.monotonic()
         work = dist.all_reduce(torch.ones(400_000), async_op=True)
-        event = rank.events.wait("channel_broken", timeout_s=8.0) if rank.index == 1 else None
+        event = rank.events.wait("channel_broken") if rank.index == 1 else None
         if event is not None:
-            assert event[2] == "w0" and "runs its script" in event[3], event
-            assert 1.5 < time.monotonic() - started < 4.0
+            assert event[2] == "w0" and is_told(event), event
+            assert time.monotonic() - started >= LIMIT_S
             rank.board["named"] = True
         rank.wait_board("named")
         broken = [seen for seen in rank.events.seen if seen[0] == "channel_broken"]
@@ -68,7 +85,7 @@ def excused(rank: Rank) -> Any:
     assert total(rank) == 6.0
     if rank.index == 0:
         place = Place.OUTSIDE
-        time.sleep(5.0)
+        time.sleep(LIMIT_S + 1.0)
         place = Place.INSIDE
     value = torch.ones(3)
     if rank.index == 2:
@@ -82,7 +99,7 @@ def excused(rank: Rank) -> Any:
     assert total(rank) == 6.0
     if rank.index == 0:
         place = Place.OUTSIDE
-        time.sleep(4.0)
+        time.sleep(LIMIT_S + 1.0)
         rank.communicator.gate_contribute(7, 1, (0,))
     else:
         place = Place.AT_GATE

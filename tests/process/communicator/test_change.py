@@ -26,16 +26,15 @@ def test_mismatch_names_both_calls() -> None:
 
 
 def test_strangers_and_old_generations_are_refused() -> None:
-    run_ranks(2, cases.fencing, handshake_timeout_s=1.0)
+    run_ranks(2, cases.fencing)
 
 
 def test_death_is_seen_although_loader_children_live() -> None:
-    results = run_ranks(2, cases.death_with_loader, dying=(1,))
-    assert results[0] < 0.5
+    assert run_ranks(2, cases.death_with_loader, dying=(1,))[0] is True
 
 
 def test_a_joiner_that_dies_while_it_is_prepared() -> None:
-    results = run_ranks(4, cases.joiner_dies, dying=(3,), connect_timeout_s=6.0)
+    results = run_ranks(4, cases.joiner_dies, dying=(3,))
     assert results[:3] == [True] * 3
 
 

@@ -34,7 +34,8 @@ class Job:
     """One job as a process."""
 
     directory: RunDirectory
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[bytes]
+    output: Path
     clients: list[OperatorClient] = field(default_factory=list)
 
     def controller(self) -> ControllerFile:
@@ -79,26 +80,43 @@ class Job:
     def outcome(self) -> OutcomeFile | None:
         return read_struct(self.directory.path / "outcome.json", OutcomeFile)
 
+    def text(self) -> str:
+        """What has been printed so far."""
+        return self.output.read_text(errors="replace")
+
+    def machine_of(self, rank: int = 0) -> str:
+        """Machine that plays `rank`; empty while nobody can say."""
+        ranks = self.status().get("ranks") or ()
+        return next((each["machine"] for each in ranks if each["rank"] == rank), "")
+
     def end(self, timeout_s: float = 60.0) -> tuple[int, str]:
-        """Exit code and all output."""
-        text, _ = self.process.communicate(timeout=timeout_s)
-        return self.process.returncode, text
+        """Exit code and all output; a job that has done its steps goes on until here."""
+        enough_of(self.directory.path).touch()
+        code = self.process.wait(timeout_s)
+        return code, self.text()
+
+
+def enough_of(path: Path) -> Path:
+    """The file with which the job in `path` may end."""
+    return path.with_name(f"{path.name}-enough")
 
 
 @contextmanager
 def job(path: Path, steps: int, **options: Any) -> Iterator[Job]:
-    """A job of toy workers; killed behind the block if it still runs."""
-    told = {"arguments": [str(steps)], "machines": 1, **options}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.process.daemons.play", str(path), json.dumps(told)],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT)))},
-        start_new_session=True,
-    )
-    made = Job(directory=RunDirectory(path), process=process)
+    """A job of toy workers, of `steps` at least; killed behind the block if it still runs."""
+    arguments = [str(steps), str(enough_of(path))]
+    told = {"arguments": arguments, "machines": 1, **options}
+    output = path.with_name(f"{path.name}-output.txt")
+    with output.open("wb") as stream:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.process.daemons.play", str(path), json.dumps(told)],
+            cwd=ROOT,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT)))},
+            start_new_session=True,
+        )
+    made = Job(directory=RunDirectory(path), process=process, output=output)
     try:
         yield made
     finally:
@@ -107,5 +125,3 @@ def job(path: Path, steps: int, **options: Any) -> Iterator[Job]:
         if process.poll() is None:
             process.kill()
         process.wait()
-        if process.stdout is not None:
-            process.stdout.close()

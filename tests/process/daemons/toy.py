@@ -2,6 +2,9 @@
 
 One rank only talks to nobody: its gate completes at once. Enough to exercise daemons with the real
 deciders: forming, planned switchover, respawn, standby, restarts, the end.
+
+Arguments: the number of steps, and a file without which it goes on beyond them: a job must not end
+before the test has done to it what it is about.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import socket
 import sys
 import time
 from collections import deque
+from pathlib import Path
 from typing import Any
 
 from trainmover.protocol import codec
@@ -31,7 +35,8 @@ class Toy:
 
     def __init__(self, request: ForkRequest) -> None:
         self.request = request
-        self.last = int(request.spec.arguments[0])
+        steps, enough = request.spec.arguments
+        self.last, self.enough = int(steps), Path(enough)
         self.state = initial_state(LifecycleConfig(), request.incarnation, now=now())
         descriptor = os.open(request.progress_path, os.O_RDWR)
         self.page = ProgressPage(mmap.mmap(descriptor, PAGE_BYTES))
@@ -57,7 +62,7 @@ class Toy:
         if self.step_due is not None and time.monotonic() >= self.step_due[0]:
             step = self.step_due[1]
             self.step_due = None
-            kind = 2 if step >= self.last else 1
+            kind = 2 if step >= self.last and self.enough.exists() else 1
             self.events.append(e.GateRequested(step=step, kind=kind, flags=(0,) * 8))
         deadline = next_deadline(self.state)
         if deadline is not None and now() >= deadline:

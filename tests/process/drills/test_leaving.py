@@ -23,7 +23,7 @@ def test_a_leavers_main_ends_through_left_and_its_process_with_0(tmp_path: Path)
         job.wait_for_standby()
         pid, incarnation = job.worker(1)
         job.switchover(("m1",))
-        job.wait_for(lambda: not psutil.pid_exists(pid), "the leaver ends", 20.0)
+        job.wait_for(lambda: not psutil.pid_exists(pid), "the leaver ends")
         result = job.wait_until_done()
     assert result.code == 0, result.output
     logs = (tmp_path / "job" / "run" / "logs" / "g1" / "rank1.log").read_text()
@@ -69,7 +69,8 @@ def test_c81_rank_0_is_lost_three_times(tmp_path: Path) -> None:
 
 
 def test_c98_a_machine_that_wakes_up_late_can_touch_nothing(tmp_path: Path) -> None:
-    settings = (("controller.lost_after_s", "4"), ("agent.heartbeat_interval_s", "0.3"))
+    # Twice what a machine that lives may stand still: no gate passes while one is asleep.
+    settings = (("controller.lost_after_s", "6"), ("agent.heartbeat_interval_s", "0.3"))
     wanted = tiny.request("--steps", "500", settings=settings)
     with RunningJob(wanted, tmp_path / "job") as job:
         job.wait_for_standby()
@@ -95,7 +96,7 @@ def test_c116_workers_of_a_killed_job_end_within_seconds(tmp_path: Path) -> None
         deadline = time.monotonic() + 30.0
         while job.processes() and time.monotonic() < deadline:
             time.sleep(0.1)
-        assert not job.processes(), [process.cmdline() for process in job.processes()]
+        assert [line for line in job.leftovers() if line.startswith("process")] == []
 
 
 def stop_machine(job: RunningJob, machine: str) -> list[int]:

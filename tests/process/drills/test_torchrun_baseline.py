@@ -30,12 +30,14 @@ def test_torchrun_restarts_from_its_checkpoint(tmp_path: Path, kind: str) -> Non
         steps=14,
         fault_step=7,
         fault_rank=1,
+        hold_at=9,
         checkpoint_every=5,
         limit_s=180,
     )
     run = run_unplanned_baseline if kind == "unplanned" else run_planned_baseline
     found = run(config)
     assert found["downtime_s"] > 0
-    # The victim is killed just after step 7; the job may have got a little further by then.
-    assert found["redone"] >= 3 if kind == "unplanned" else found["redone"] == 0
+    # The victim is killed behind step 7 or 8 (which its peer may not have noted any more), and
+    # step 5 is the last checkpoint.
+    assert found["redone"] in (2, 3, 4) if kind == "unplanned" else found["redone"] == 0
     assert set(found["losses"]) == {str(step) for step in range(14)}

@@ -70,7 +70,7 @@ def test_every_rank_is_killed_once_and_respawned_in_place(tmp_path: Path) -> Non
             job.wait_for_incidents(count)
             # C94: the process alone has died, so its machine keeps the rank.
             assert job.member(rank).machine == machine
-            assert job.ready_standbys() == ["m4"]
+            assert job.wait_for_standby() == ["m4"]
         result = end(job)
     assert {incident.kind for incident in result.incidents} == {"respawn"}
     tiny.assert_identical(result, wanted, tmp_path)

@@ -36,7 +36,7 @@ from trainmover.protocol.messages import DiskPart, Version
 from trainmover.topology.keeping import CheckpointConfig, Keeping
 
 SECRET = b"s" * 32
-LIMIT_S = 10.0
+LIMIT_S = 20.0
 MACHINES = ("m0", "m1")
 
 
@@ -222,7 +222,7 @@ def test_a_silent_agent_is_waited_for_once_and_never_by_who_has_given_up() -> No
             with pytest.raises(DiskLost):
                 disk.list_files("step-8")
         assert all(disk.is_lost for disk in disks)
-        silent.settimeout(10.0)
+        silent.settimeout(LIMIT_S)
         silent.accept()[0].close()
         silent.setblocking(False)
         with pytest.raises(BlockingIOError):
@@ -239,9 +239,9 @@ def test_a_silent_agent_is_waited_for_once_and_never_by_who_has_given_up() -> No
 
         waiting = threading.Thread(target=look, daemon=True)
         waiting.start()
-        silent.settimeout(10.0)
+        silent.settimeout(LIMIT_S)
         with silent.accept()[0]:
             patient.close()
-            waiting.join(10.0)
+            waiting.join(LIMIT_S)
         assert not waiting.is_alive()
         assert lost

@@ -225,10 +225,11 @@ def test_operators_prove_the_token_and_replays_are_refused() -> None:
 
 
 def test_a_controller_that_is_not_there_is_named() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    with pytest.raises(TransportError, match=f"127.0.0.1:{port} does not answer"):
-        OperatorClient("127.0.0.1", port, TOKEN).get("status")
+    with socket.socket() as nobody:  # keeps the port, and does not listen
+        nobody.bind(("127.0.0.1", 0))
+        port = nobody.getsockname()[1]
+        with pytest.raises(TransportError, match=f"127.0.0.1:{port} does not answer"):
+            OperatorClient("127.0.0.1", port, TOKEN).get("status")
 
 
 def test_a_port_in_use_is_named() -> None:

@@ -38,7 +38,7 @@ from trainmover.protocol.snapshot_image import FREE, OLDEST, WAITING, WRITING, I
 from trainmover.topology.keeping import CheckpointConfig, Keeping
 
 SECRET = b"s" * 32
-LIMIT_S = 10.0
+LIMIT_S = 20.0
 
 
 @dataclass
@@ -208,7 +208,7 @@ def test_memory_stays_bounded_over_200_saves() -> None:
             if number == 20:
                 held_before = memory_files()
         # A mapping goes with its last view, which a thread may hold a moment longer.
-        assert memory_files() <= held_before + 2
+        eventually(lambda: memory_files() <= held_before + 2, "as many mappings as after 20 saves")
     eventually(lambda: not memory_files("trainmover-backup"), "the copies' memory is gone")
     for slot in slots:
         slot.close()
@@ -257,7 +257,7 @@ def test_a_copy_for_a_silent_peer_ends_with_its_version_and_with_its_place(memor
     """Until then it keeps the memory of its version from the worker, and later copies waiting."""
     other = new_memory()
     with socket.create_server(("127.0.0.1", 0)) as silent, planes() as plane:
-        silent.settimeout(10.0)
+        silent.settimeout(LIMIT_S)
         ship(plane, BackupPlace(machine="m1", host="127.0.0.1", port=silent.getsockname()[1]))
         first = write(memory, 1, 50, b"x" * 4096)
         plane.act(agent.OpenSnapshot(incarnation="w1", taken=first))
@@ -265,12 +265,11 @@ def test_a_copy_for_a_silent_peer_ends_with_its_version_and_with_its_place(memor
             newer = write(other, 1, 100, b"y" * 4096)
             plane.act(agent.OpenSnapshot(incarnation="w1", taken=newer))
             plane.act(agent.DropSnapshots(keep=KeepSnapshots(term=1, oldest=newer.version)))
-            eventually(lambda: memory.image.hold == FREE, "its memory is free", timeout_s=10)
+            eventually(lambda: memory.image.hold == FREE, "its memory is free", timeout_s=LIMIT_S)
         second = silent.accept()[0]
         ship(plane)
-        second.settimeout(10.0)
-        greeting = second.recv(4096)
-        assert greeting == b"" or second.recv(4096) == b"", "ended, not waited for"
+        second.settimeout(LIMIT_S)
+        assert len(read_to_end(second)) < 4096, "ended, not waited for"
         second.close()
     other.close()
 

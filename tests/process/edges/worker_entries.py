@@ -18,6 +18,7 @@ def say_and_end(request: ForkRequest) -> int:
     here = os.getcwd()
     print("hello from", request.incarnation, os.environ.get("LOCAL_RANK"), here, len(os.environ))
     print("group", os.getpgrp() == os.getpid(), "threads", len(os.listdir("/proc/self/task")))
+    print("torch", "torch" in sys.modules)
     return 7
 
 
@@ -50,7 +51,8 @@ def talk(request: ForkRequest) -> int:
     up = WorkerUp(incarnation=request.incarnation, host=request.host, port=1, pid=os.getpid())
     link.sendall(frame(up))
     buffer = FrameBuffer()
-    while not (bodies := buffer.feed(link.recv(65536))):
-        continue
+    while not (bodies := buffer.feed(data := link.recv(65536))):
+        if not data:
+            return 1
     print("got", len(bodies[0]), flush=True)
     return 0

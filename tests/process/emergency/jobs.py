@@ -11,6 +11,7 @@ import pytest
 
 from tests.cases import runs
 from tests.cases.exact import assert_exact
+from tests.holding import TRACED, held_behind
 from trainmover.drills.harness import RunningJob
 from trainmover.drills.request import JobRequest, JobResult
 from trainmover.protocol import exits
@@ -24,6 +25,12 @@ def kept(folder: Path, *flags: str, steps: int = 60, **fields: object) -> JobReq
     start = runs.request("--pace", "0.02", steps=steps)
     place = ("--checkpoints", str(folder / "ckpt"), *flags)
     return replace(start, **{"flags": place, "settings": NOT_BY_ITSELF, **fields})  # type: ignore[arg-type]
+
+
+def held(wanted: JobRequest, *steps: int) -> JobRequest:
+    """The same, and its ranks wait behind these steps: whatever a test does finds them there."""
+    settings = (*wanted.settings, TRACED)
+    return replace(wanted, disturbance=held_behind(*steps), settings=settings)
 
 
 def steps_of(folder: Path) -> list[int]:
@@ -43,7 +50,7 @@ def goes_on_exactly(wanted: JobRequest, folder: Path, *, ranks: int = 2, steps: 
     second.mkdir(parents=True)
     for rank in range(ranks):
         shutil.copy(first / f"rank{rank}.jsonl", second)
-    calm = replace(wanted, environment=(), settings=NOT_BY_ITSELF)
+    calm = replace(wanted, environment=(), disturbance=(), settings=NOT_BY_ITSELF)
     with RunningJob(
         replace(calm, flags=(*wanted.flags, "--resume", "required")), second.parent
     ) as job:

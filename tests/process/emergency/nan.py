@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import trainmover
+from tests.holding import Hold
 
 
 def factor(step: int, args: argparse.Namespace) -> float:
@@ -35,6 +36,7 @@ def main(job: trainmover.Job) -> None:
     model = DistributedDataParallel(nn.Linear(8, 8))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     job.track(model=model, optimizer=optimizer)
+    hold = Hold()
     for step in job.steps(args.steps):
         with step:
             loss = model(torch.ones(4, 8)).square().mean()
@@ -44,6 +46,7 @@ def main(job: trainmover.Job) -> None:
             optimizer.step()
             optimizer.zero_grad()
             step.log(loss=loss.detach())  # behind the gate, as many scripts do
+        hold.behind(step, dist.get_rank())
     if not torch.isfinite(loss):
         raise SystemExit(4)
 

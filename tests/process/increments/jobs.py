@@ -36,9 +36,10 @@ def backed_up(
 
 
 def wait_until_backed_up(job: RunningJob) -> None:
-    """Until a snapshot is complete, on which every update since can be played."""
+    """Until a snapshot is where it should be, on which every update since can be played."""
     job.wait_for(
-        lambda: int((job.status() or {}).get("snapshot_step", -1)) > 0, "a complete snapshot"
+        lambda: int((job.status() or {}).get("snapshot_copied_step", -1)) > 0,
+        "a snapshot with its copies",
     )
 
 

@@ -10,10 +10,9 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
 import shutil
 import socket
-import time
+import sys
 import weakref
 from pathlib import Path
 
@@ -23,8 +22,10 @@ from torch import nn
 
 import trainmover
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
+from pace import pause
+
 WIDTH = 8
-HURRY = Path(os.environ.get("TRAINMOVER_FAULT_MARKS", "/nonexistent")) / "hurry"
 ROWS = 4
 EARLIER: list[weakref.ref[nn.Module]] = []
 """Models of earlier entries of `main` in this process."""
@@ -116,7 +117,7 @@ def main(job: trainmover.Job) -> None:
     job.track(model=model, optimizer=optimizer)
     for step in job.steps(args.steps):
         with step:
-            time.sleep(0.0 if HURRY.exists() else args.sleep)
+            pause(step.index, args.steps, args.sleep)
             step.log(loss=step_of(stage, args, step.index, rank, size))
             optimizer.step()
             optimizer.zero_grad()

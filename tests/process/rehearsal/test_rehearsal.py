@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import os
+import re
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ import psutil
 import pytest
 
 from tests import tiny
+from trainmover.drills import pauses, victims
 from trainmover.drills.harness import RunningJob
 from trainmover.drills.request import FOLDER_WORD, JobRequest
 from trainmover.drills.runner import FINAL_ARGUMENTS
@@ -21,6 +23,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 SCRIPT = Path(__file__).parent / "roles.py"
 QUIET_S = 4.0
+WAKES_PER_S = 20.0
+WAITED = re.compile(r"^voluntary_ctxt_switches:\s+(\d+)$", re.MULTILINE)
 
 
 def request(*arguments: str, **fields: Any) -> JobRequest:
@@ -121,16 +125,16 @@ def test_a_call_that_is_not_in_the_recording_is_refused_and_named(tmp_path: Path
 
 
 def test_a_branch_first_taken_after_the_switchover_is_reported(tmp_path: Path) -> None:
-    wanted = request("--branch-at", "50", "--steps", "90", "--sleep", "0.06")
+    wanted = request("--branch-at", "90", "--steps", "120")
     with RunningJob(wanted, tmp_path / "job") as job:
         job.wait_for_standby()
-        assert job.last_step() < 45, "the machine is too slow for this test"
-        job.switchover(("m1",))
-        job.wait_for_step(52)
+        job.switchover(("m1",))  # the job lingers in front of its branch
+        pauses.let_pass(job.folder, 93)
+        job.wait_for_step(92)
         found = job.wait_for(lambda: coverage(job), "what was not rehearsed")
         result = job.wait_until_done()
     (part,) = [part for told in found for part in told.get("parts", ()) if part["kind"] == "module"]
-    assert part["step"] == 50
+    assert part["step"] == 90
     assert part["what"].endswith("late on [4, 8]")
     assert part["ms"] > 0
     tiny.assert_identical(result, wanted, tmp_path)
@@ -140,7 +144,7 @@ def test_a_branch_first_taken_after_the_switchover_is_reported(tmp_path: Path) -
 @pytest.mark.timeout(600)
 def test_another_role_is_adopted_without_compiling(backend: str, tmp_path: Path) -> None:
     caches = (("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor")),)
-    wanted = request("--compile", backend, "--steps", "400", environment=caches)
+    wanted = request("--compile", backend, "--steps", "100000", environment=caches)
     with RunningJob(replace(wanted, limit_s=550.0), tmp_path / "job") as job:
         job.wait_for_standby(timeout_s=500.0)
         ready = standby(job)
@@ -165,8 +169,8 @@ def coverage(job: RunningJob) -> list[dict[str, Any]]:
 
 
 def test_the_next_run_of_the_same_job_reuses_its_recordings(tmp_path: Path) -> None:
-    wanted = request("--steps", "40", settings=(("rehearsal.store", str(tmp_path / "store")),))
-    wanted = replace(wanted, arguments=("--steps", "40"))
+    wanted = request("--steps", "80", settings=(("rehearsal.store", str(tmp_path / "store")),))
+    wanted = replace(wanted, arguments=("--steps", "80"))
     seen = []
     for name in ("first", "second"):
         with RunningJob(wanted, tmp_path / name) as job:
@@ -195,29 +199,31 @@ def test_a_standby_fetches_recordings_that_its_machine_does_not_see(tmp_path: Pa
 
 
 def test_a_ready_standby_costs_next_to_nothing(tmp_path: Path) -> None:
-    """Under 0.5 % of a core is promised; the bound here leaves room for a busy machine."""
+    """Under 0.5 % of a core is promised: told, not judged. Judged is what does not depend on how
+    busy the machine is: all its threads sleep, and by themselves they hardly ever wake up."""
     with RunningJob(request("--steps", "400"), tmp_path / "job") as job:
         ready = standby(job)
-        pid = next(
-            process.pid
-            for process in job.processes()
-            if process.environ().get("TRAINMOVER_INCARNATION", ready["incarnation"])
-            == ready["incarnation"]
-            and is_worker(job, process, ready["incarnation"])
-        )
+        machine = ready["incarnation"].split(".", maxsplit=1)[0]
+        pid = victims.worker_pid(job.directory, machine, ready["incarnation"])
         process = psutil.Process(pid)
-        before = process.cpu_times()
+        before, wakes, began_s = process.cpu_times(), wakes_of(pid), time.monotonic()
         step = job.last_step()
         job.wait_for(lambda: job.last_step() > step + QUIET_S / 0.04, "some seconds of training")
-        after = process.cpu_times()
+        after, took_s = process.cpu_times(), time.monotonic() - began_s
+        woken = wakes_of(pid) - wakes
         print(f"CPU of a ready standby: {after.user + after.system - before.user - before.system}")
-        assert after.user + after.system - before.user - before.system < 0.05 * QUIET_S
-        assert os.path.exists(f"/proc/{pid}")
+        print(f"{woken} wakes in {took_s:.1f} s")
+        assert woken < WAKES_PER_S * took_s
+        job.wait_for(lambda: all(state == "S" for state in states_of(pid)), "all threads sleep")
 
 
-def is_worker(job: RunningJob, process: psutil.Process, incarnation: str) -> bool:
-    """Whether `process` is the worker of that name."""
-    from trainmover.drills import victims
+def wakes_of(pid: int) -> int:
+    """How often threads of a process have gone to sleep by themselves."""
+    texts = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/status")]
+    return sum(int(found) for text in texts for found in WAITED.findall(text))
 
-    machine = incarnation.split(".", maxsplit=1)[0]
-    return process.pid == victims.worker_pid(job.directory, machine, incarnation)
+
+def states_of(pid: int) -> list[str]:
+    """Of each thread, as the kernel names it."""
+    paths = Path(f"/proc/{pid}/task").glob("*/stat")
+    return [path.read_text().rpartition(")")[2].split()[0] for path in paths]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from tests.holding import Hold
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
@@ -80,6 +81,7 @@ def main(job: trainmover.Job) -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=4, enabled=args.scaler)
     job.seed(7)
     job.track(model=model, optimizer=optimizer, schedule=schedule, scaler=scaler)
+    hold = Hold()
     for step in job.steps(args.steps):
         with step:
             time.sleep(0.0 if HURRY.exists() else args.sleep)
@@ -98,6 +100,7 @@ def main(job: trainmover.Job) -> None:
             if args.shrink:
                 shrink(model)
             optimizer.zero_grad()
+        hold.behind(step, job.rank)
     own = torch.tensor([int(digest_of(model, optimizer)[:15], 16)])
     every = [torch.empty_like(own) for _ in range(dist.get_world_size())]
     dist.all_gather(every, own)

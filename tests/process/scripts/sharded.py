@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from tests.holding import Hold
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
@@ -74,6 +75,7 @@ def main(job: trainmover.Job) -> None:
         optimizer.zero_grad()
         return float(mean)
 
+    hold = Hold()
     for step in job.steps(args.steps):
         if args.dump is not None:
             dump(job, args.dump, step.index, whole_digest(model, optimizer))
@@ -81,9 +83,10 @@ def main(job: trainmover.Job) -> None:
             result = step.run(train, step, step.index)
             if step.committed:
                 assert result is not None
-            continue
-        with step:
-            train(step, step.index)
+        else:
+            with step:
+                train(step, step.index)
+        hold.behind(step, job.rank)
     if args.final is not None:
         sha = hashlib.sha256()
         for parameter in model.parameters():

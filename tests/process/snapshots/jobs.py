@@ -26,6 +26,33 @@ def sharded(steps: int = 120, **fields: object) -> JobRequest:
     return replace(start, **fields)  # type: ignore[arg-type]
 
 
+def wait_for_copies(job: RunningJob, step: int) -> int:
+    """Until all copies of a version above `step` are where they should be; the version's step."""
+
+    def newest() -> int | None:
+        found = int((job.status() or {}).get("snapshot_copied_step", -1))
+        return found if found > step else None
+
+    return job.wait_for(newest, f"copies of a snapshot above step {step}")
+
+
+def wait_until_settled(job: RunningJob, step: int) -> None:
+    """While ranks hold: one version above `step` is left, with its copies; so the next is taken.
+
+    A snapshot that finds two older ones on their way is left out.
+    """
+
+    def is_settled() -> bool:
+        status = job.status() or {}
+        newest = int(status.get("snapshot_step", -1))
+        return newest > step and (newest, 1) == (
+            status["snapshot_copied_step"],
+            status["snapshot_count"],
+        )
+
+    job.wait_for(is_settled, f"nothing but a snapshot above step {step} is left")
+
+
 def wait_for_complete(job: RunningJob, step: int) -> int:
     """Until a version above `step` is complete on all machines; the version's step."""
 

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 from tests import tiny
+from tests.cases.runs import kill_all
+from tests.holding import TRACED, held_behind, let_go, wait_until_held, wait_until_told
 from tests.process.snapshots.jobs import sharded
 
-from trainmover.drills import victims
 from trainmover.drills.compare import differences
 from trainmover.drills.harness import RunningJob
 from trainmover.drills.request import JobRequest, JobResult
@@ -29,11 +30,6 @@ def kept(wanted: JobRequest, folder: Path, *flags: str) -> JobRequest:
     return replace(wanted, flags=("--checkpoints", str(folder), *flags))
 
 
-def kill_everything(job: RunningJob) -> None:
-    """As a power cut would."""
-    victims.end_all(job.processes())
-
-
 def assert_goes_on(result: JobResult, wanted: JobRequest, start: int, folder: Path) -> None:
     """From `start` on, all numbers and the end are those of a job that was never stopped."""
     assert result.code == 0, result.output
@@ -44,14 +40,18 @@ def assert_goes_on(result: JobResult, wanted: JobRequest, start: int, folder: Pa
     assert result.final == whole.final
 
 
-def first_run(wanted: JobRequest, tmp_path: Path, count: int = 1) -> list[str]:
+def killed(wanted: JobRequest, tmp_path: Path, count: int = 1) -> list[str]:
     """Train until there are `count` checkpoints, then lose all machines; their names."""
     with RunningJob(kept(wanted, tmp_path / "ckpt"), tmp_path / "first") as job:
         # Steps may be quicker than the controller's pulse, which then leaves a checkpoint out.
         job.wait_for(lambda: len(committed(tmp_path)) >= count, f"{count} checkpoints")
-        job.wait_for_step(job.last_step() + 3)
-        kill_everything(job)
+        kill_all(job)
     return committed(tmp_path)
+
+
+def first_run(wanted: JobRequest, tmp_path: Path) -> list[str]:
+    """`killed`, of a script that waits in the middle for as long as that takes."""
+    return killed(replace(wanted, disturbance=held_behind(24)), tmp_path)
 
 
 def committed(tmp_path: Path) -> list[str]:
@@ -75,7 +75,7 @@ def start_step(result: JobResult) -> int:
 @pytest.mark.long  # tests/cases/test_restart.py kills a replicated job at the corners of epochs
 def test_ddp_in_the_middle_of_an_epoch_goes_on_with_the_same_bits(tmp_path: Path) -> None:
     wanted = tiny.request(*ARGUMENTS, machines=2, standbys=0, settings=CADENCE)
-    assert first_run(wanted, tmp_path)
+    assert killed(wanted, tmp_path)
     result = second_run(wanted, tmp_path)
     start = start_step(result)
     assert start >= 10
@@ -95,7 +95,7 @@ def test_a_corrupt_newest_checkpoint_gives_way_to_the_one_before(tmp_path: Path)
     wanted = tiny.request(
         "--steps", "400", "--workers", "2", machines=2, standbys=0, settings=CADENCE
     )
-    names = first_run(wanted, tmp_path, count=2)
+    names = killed(wanted, tmp_path, count=2)
     assert len(names) >= 2
     shard = max((tmp_path / "ckpt" / names[-1]).glob("*.safetensors"))
     data = bytearray(shard.read_bytes())
@@ -119,9 +119,12 @@ def test_nothing_where_something_was_asked_for_is_an_error(tmp_path: Path) -> No
 
 def test_ctrl_c_suspends_the_job_and_the_next_one_goes_on(tmp_path: Path) -> None:
     wanted = sharded(machines=2, standbys=0)
-    with RunningJob(kept(wanted, tmp_path / "ckpt"), tmp_path / "first") as job:
-        job.wait_for_step(4)
+    held = replace(wanted, disturbance=held_behind(4), settings=(*wanted.settings, TRACED))
+    with RunningJob(kept(held, tmp_path / "ckpt"), tmp_path / "first") as job:
+        wait_until_held(job, 4)
         job.signal(signal.SIGINT)
+        wait_until_told(job, "StopAtBoundary")
+        let_go(job, 4)
         first = job.wait_until_done()
         job.assert_no_leftovers()
     assert first.code == exits.SUSPENDED

@@ -296,7 +296,8 @@ def saving(bench: Bench) -> None:
         is_due = step.index == bench.args.save_at and not mark.exists()
         if is_due and bench.job.is_primary:
             (bench.args.out / "saving").touch()
-            time.sleep(bench.args.save_s)  # a hand-made save of so long
+            if bench.args.waits:
+                bench.hold()  # a hand-made save that takes its time
             mark.touch()
         bench.note(step, loss=loss)
 
@@ -315,7 +316,7 @@ def main(job: trainmover.Job) -> None:
     parser.add_argument("--pace", type=float, default=0.0, help="seconds behind each step")
     parser.add_argument("--hold-at", type=int, default=-1, help="step behind which rank 0 waits")
     parser.add_argument("--save-at", type=int, default=4)
-    parser.add_argument("--save-s", type=float, default=7.0)
+    parser.add_argument("--waits", action="store_true", help="saving lasts until a test says so")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     KINDS[args.kind](Bench(job, args))

@@ -17,6 +17,7 @@ import pytest
 
 from tests import tiny
 from tests.cases.exact import assert_exact
+from tests.cases.runs import ask_for_switchover
 from trainmover.drills.harness import RunningJob
 from trainmover.drills.request import FOLDER_WORD, JobRequest, JobResult
 from trainmover.worker.drill_hooks import VARIABLE
@@ -71,6 +72,14 @@ def assert_same(kind: str, folder: Path, result: JobResult) -> None:
     expected, losses = undisturbed(kind)
     assert_exact(folder / "out", expected, ranks=RANKS, steps=STEPS)
     assert result.losses == losses
+
+
+def let_go(job: RunningJob) -> None:
+    (job.folder / "out" / "go").touch()
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_text().splitlines()
 
 
 def findings(folder: Path) -> str:
@@ -134,12 +143,12 @@ def test_sharded_optimizer_state(tmp_path: Path) -> None:
 
 def test_switched_over_and_struck(tmp_path: Path) -> None:
     """A planned move to a standby and a death in a tail, in one job."""
-    arguments = ("--hold-at", "2", "--pace", "0.3")
+    arguments = ("--hold-at", "6")
     wanted = request("metric", *arguments, faults="kill@1:8:tail1", standbys=1)
     with RunningJob(wanted, tmp_path / "job") as job:
         job.wait_for_standby()
-        job.request_switchover((job.member(2).machine,))
-        (tmp_path / "job" / "out" / "go").touch()
+        ask_for_switchover(job, job.member(2).machine, ranks=RANKS)
+        let_go(job)
         result = ended(job)
     kinds = [incident.kind for incident in result.incidents]
     assert "planned" in kinds, kinds
@@ -149,16 +158,19 @@ def test_switched_over_and_struck(tmp_path: Path) -> None:
 
 def test_a_rank_that_saves_is_waited_for(tmp_path: Path) -> None:
     """Rank 1 dies while rank 0 saves behind a gate for longer than a report may take."""
-    settings = (("controller.report_timeout_s", "1.5"),)
-    with RunningJob(request("saving", settings=settings), tmp_path / "job") as job:
+    log = tmp_path / "job" / "run" / "logs" / "controller.log"
+    with RunningJob(request("saving", "--waits"), tmp_path / "job") as job:
         saver = job.wait_for(
             lambda: job.member(0).incarnation if (job.folder / "out" / "saving").exists() else None,
             "rank 0 saves",
         )
         job.kill_worker(1)
-        job.wait_for_incidents(1)
-        ended_at_rank_0 = job.member(0).incarnation
+        job.wait_for(
+            lambda: [li for li in lines(log) if saver in li and "behind a gate" in li],
+            "its report is overdue",
+        )
+        let_go(job)
         result = ended(job)
-    assert ended_at_rank_0 == saver
-    assert len(result.incidents) == 1, result.incidents
+    (incident,) = result.incidents
+    assert incident.roles[0].incarnation == saver
     assert_same("saving", tmp_path / "job", result)

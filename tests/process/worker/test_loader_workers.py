@@ -19,6 +19,7 @@ from tests.unit.worker.loader_kinds import (
     step,
     undisturbed,
 )
+from tests.waiting import eventually
 from torch.utils.data import DataLoader
 
 from trainmover.errors import TrackError
@@ -53,7 +54,14 @@ def no_process_left() -> Any:
     _, alive = psutil.wait_procs(
         [c for c in psutil.Process().children(recursive=True) if c.pid not in before], timeout=10
     )
-    assert not [child for child in alive if "resource_tracker" not in " ".join(child.cmdline())]
+    assert not [child for child in alive if "resource_tracker" not in command_of(child)]
+
+
+def command_of(child: psutil.Process) -> str:
+    try:
+        return " ".join(child.cmdline())
+    except psutil.NoSuchProcess:
+        return "resource_tracker, or gone"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -93,10 +101,10 @@ def test_workers_are_shut_down_and_come_back() -> None:
     step(batches)
     assert len(psutil.Process().children()) == before + 2
     batches.close()
-    assert len(psutil.Process().children()) == before
+    eventually(lambda: len(psutil.Process().children()) == before, "they have ended")
     step(batches)
     batches.close()
-    assert len(psutil.Process().children()) == before
+    eventually(lambda: len(psutil.Process().children()) == before, "they have ended again")
 
 
 def test_a_sampler_that_draws_all_along_is_refused() -> None:

@@ -98,13 +98,17 @@ def test_a_holder_that_is_lost_is_replaced() -> None:
 def test_older_versions_go_only_once_a_newer_one_is_complete_with_its_copies() -> None:
     stage = sharded()
     settle(stage)
+    assert controller.status(stage.state, stage.now).snapshot_copied_step == -1
     hold(stage, at(2))
     stage.wait(2)
     assert sent(stage, m.KeepSnapshots) == []
+    assert controller.status(stage.state, stage.now).snapshot_copied_step == 2
     for rank in range(4):
         say(stage, f"m{rank}", held(rank, at(2)), held(rank, at(3)))
     stage.wait(2)
     assert sent(stage, m.KeepSnapshots) == [], "the copies of step 3 are not there yet"
+    view = controller.status(stage.state, stage.now)
+    assert (view.snapshot_step, view.snapshot_copied_step, view.snapshot_count) == (3, -1, 2)
     hold(stage, at(2), at(3))
     stage.wait(2)
     orders = sent(stage, m.KeepSnapshots)

@@ -31,7 +31,7 @@ def _filled(listener: socket.socket) -> list[socket.socket]:
     waiting = []
     while True:
         stream = socket.socket()
-        stream.settimeout(0.2)
+        stream.settimeout(0.5)
         waiting.append(stream)
         try:
             stream.connect(_address(listener))
@@ -48,7 +48,7 @@ def _outcome_of(errand: Errand, address: tuple[str, int], has_begun: threading.E
         return str(error)
 
 
-@pytest.mark.timeout(30)
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize("is_answered", [False, True], ids=["connecting", "reading"])
 def test_the_end_reaches_a_thread_that_waits(listener: socket.socket, is_answered: bool) -> None:
     waiting = [] if is_answered else _filled(listener)
@@ -59,10 +59,11 @@ def test_the_end_reaches_a_thread_that_waits(listener: socket.socket, is_answere
         target=lambda: found.append(_outcome_of(errand, _address(listener), has_begun))
     )
     reader.start()
-    assert has_begun.wait(10)
+    assert has_begun.wait(20)
     accepted = [listener.accept()[0]] if is_answered else []
     errand.end()
-    reader.join(10)
+    reader.join(20)
+    assert not reader.is_alive()
     for stream in waiting + accepted:
         stream.close()
     # Between the peer's `accept` and the registration here, it is the errand that says no.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-import time
+import sys
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from tests.unit.state.toy import ROWS, Run
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainmover.errors import ScriptError
 from trainmover.state import undo as undo_module
@@ -227,8 +229,24 @@ def test_two_optimizers_and_plain_values() -> None:
     assert second.param_groups[0]["lr"] == 1e-3
 
 
+class Touched(TorchDispatchMode):
+    """Most elements that one operation has read or written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.most = 0
+
+    def __torch_dispatch__(self, fn: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = fn(*args, **(kwargs or {}))
+        for one in (found, *args):
+            if isinstance(one, torch.Tensor):
+                self.most = max(self.most, one.numel())
+        return found
+
+
 def test_capture_is_cheap() -> None:
-    """Far above the target of 0.3 ms, so that a busy machine does not fail it."""
+    """The target is 0.3 ms; counted, not timed: no parameter is touched, and no more is done in
+    Python than for the small leaves."""
     model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(24)), nn.BatchNorm1d(256))
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.randn(4, 256)).sum().backward()
@@ -237,9 +255,20 @@ def test_capture_is_cheap() -> None:
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
     inventory = Inventory({"model": model, "optimizer": optimizer, "scheduler": scheduler})
     undo = UndoSet(inventory, [])
-    times = []
-    for _ in range(50):
-        started = time.perf_counter()
+    for _ in range(5):
         undo.capture()
-        times.append(time.perf_counter() - started)
-    assert min(times) < 3e-3
+    with Touched() as touched:
+        undo.capture()
+    assert touched.most < 256 * 256
+    entered = 0
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        nonlocal entered
+        entered += event == "call"
+
+    sys.setprofile(count)
+    try:
+        undo.capture()
+    finally:
+        sys.setprofile(None)
+    assert entered < 2000

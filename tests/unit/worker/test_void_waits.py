@@ -219,7 +219,7 @@ def test_a_stopped_agent_does_not_hold_up_the_thread_of_all_channels(tmp_path: P
             for _ in range(20):
                 turn = threading.Event()
                 engine.call_later(0.01, turn.set)
-                assert turn.wait(1.0), "the I/O thread waits for the agent"
+                assert turn.wait(SHORT_S), "the I/O thread waits for the agent"
         finally:
             engine.submit(link.close)
             engine.stop(5.0)
