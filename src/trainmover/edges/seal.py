@@ -36,10 +36,19 @@ def new_nonce() -> bytes:
 
 
 def write_token(path: Path, token: str) -> None:
-    """Write `token` where only this user can read it."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="ascii") as file:
-        file.write(token + "\n")
+    """Write `token` where only this user can read it; whoever reads at that moment finds one whole.
+
+    Agents of several machines may share a run directory and start together, and a controller that
+    is killed here is started again.
+    """
+    made = path.with_name(f".{path.name}-{os.getpid()}-{secrets.token_hex(4)}")
+    try:
+        descriptor = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            file.write(token + "\n")
+        made.replace(path)
+    finally:
+        made.unlink(missing_ok=True)
 
 
 def read_token(path: Path) -> str:

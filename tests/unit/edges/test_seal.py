@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+import threading
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,28 @@ def test_the_token_file_is_for_its_user_only(tmp_path: Path) -> None:
     write_token(tmp_path / "token", token)
     assert stat.S_IMODE((tmp_path / "token").stat().st_mode) == 0o600
     assert read_token(tmp_path / "token") == token
+
+
+def test_a_token_is_there_whole_while_others_write_it(tmp_path: Path) -> None:
+    """Two agents that share a run directory start at once."""
+    path, token = tmp_path / "token", new_token()
+    write_token(path, token)
+    is_over = threading.Event()
+
+    def write() -> None:
+        while not is_over.is_set():
+            write_token(path, token)
+
+    writers = [threading.Thread(target=write) for _ in range(2)]
+    for writer in writers:
+        writer.start()
+    try:
+        assert {read_token(path) for _ in range(2000)} == {token}
+    finally:
+        is_over.set()
+        for writer in writers:
+            writer.join(20)
+    assert [each.name for each in tmp_path.iterdir()] == ["token"]
 
 
 def test_a_short_or_missing_token_is_named(tmp_path: Path) -> None:
