@@ -49,7 +49,7 @@ from trainmover.protocol.messages import (
     WorkerUp,
 )
 
-ENDED_LIMIT = 64
+ENDED_LIMIT = 32
 SAID_ONCE = (
     StepLogged,
     Finding,

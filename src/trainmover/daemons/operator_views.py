@@ -66,13 +66,13 @@ class OperatorViews:
                     }
                 )
             case ["incidents"]:
-                return 200, to_json(self._records.incidents)
+                return 200, to_json(self._records.incidents.all())
             case ["missed"]:
                 return 200, to_json(self._records.missed)
             case ["coverage"]:
-                return 200, to_json(self._records.coverage)
+                return 200, to_json(self._records.coverage.all())
             case ["checks"]:
-                return 200, to_json(self._records.checks)
+                return 200, to_json(self._records.checks.all())
             case ["findings"]:
                 return 200, to_json(self._records.findings)
             case ["losses"]:

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
@@ -28,8 +28,10 @@ from trainmover.protocol.messages import (
 log = logging.getLogger(__name__)
 
 KEPT_LINES: Final = 2000
+KEPT_REPORTS: Final = 100
+"""Of each kind in memory, as in the decider: a job may run for months."""
 
-T = TypeVar("T")
+T = TypeVar("T", bound=msgspec.Struct)
 
 
 class LossRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,6 +89,27 @@ def read_lines(path: Path, kind: type[T]) -> Iterator[T]:
             log.warning("%s: a line can't be read: %.80r", path, line)
 
 
+class History(Generic[T]):
+    """What is told one by one: all in a file, the last in memory (the disk may take no more)."""
+
+    def __init__(self, path: Path, kind: type[T]) -> None:
+        self._path, self._kind = path, kind
+        self._file = Lines(path)
+        self.last: deque[T] = deque(read_lines(path, kind), maxlen=KEPT_REPORTS)
+
+    def add(self, value: T) -> None:
+        """Keep one more."""
+        self.last.append(value)
+        self._file.append(value)
+
+    def all(self) -> list[T]:
+        """Oldest first; reads the file where there are more than the last ones."""
+        if len(self.last) < KEPT_REPORTS:
+            return list(self.last)
+        lines = read_lines(self._path, self._kind)
+        return [*(value for value in lines if value not in self.last), *self.last]
+
+
 def read_losses(path: Path) -> dict[int, LossRecord]:
     """The record of each step, once; of a value told twice, the last lineage's (protocol.md, A 22).
 
@@ -112,9 +135,8 @@ class JobRecords:
     ) -> None:
         self._repeats = repeats
         self._loss_file = loss_file
-        self._checks_file = Lines(directory / "checks.jsonl")
-        self.checks = list(read_lines(directory / "checks.jsonl", RestoreChecked))
-        """What checks behind restores have compared, oldest first."""
+        self.checks = History(directory / "checks.jsonl", RestoreChecked)
+        """What checks behind restores have compared."""
         self.has_mismatch = False
         """Whether a check of this life has found a difference."""
         self._losses_path = directory / "losses.jsonl"
@@ -122,12 +144,10 @@ class JobRecords:
         self._console_file = Lines(directory / "console.jsonl")
         self._console: deque[ConsoleLine] = deque(maxlen=KEPT_LINES)
         self._findings: dict[tuple[str, str], Finding] = {}
-        self._incidents_file = Lines(directory / "incidents.jsonl")
-        self.incidents = list(read_lines(directory / "incidents.jsonl", IncidentReport))
-        """Finished reports, oldest first."""
-        self._coverage_file = Lines(directory / "coverage.jsonl")
-        self.coverage = list(read_lines(directory / "coverage.jsonl", Coverage))
-        """What joiners' rehearsals had not seen, oldest first."""
+        self.incidents = History(directory / "incidents.jsonl", IncidentReport)
+        """Finished reports."""
+        self.coverage = History(directory / "coverage.jsonl", Coverage)
+        """What joiners' rehearsals had not seen."""
         self._missed_file = Lines(directory / "missed.jsonl")
         self.missed = list(read_lines(directory / "missed.jsonl", CheckpointMissed))
         """Checkpoints that could not be made, oldest first."""
@@ -187,18 +207,15 @@ class JobRecords:
 
     def add_incident(self, report: IncidentReport) -> None:
         """Keep a finished report."""
-        if any(known.number == report.number for known in self.incidents):
+        if any(known.number == report.number for known in self.incidents.last):
             return
-        self.incidents.append(report)
-        self._incidents_file.append(report)
+        self.incidents.add(report)
         self.say("incident", describe(report))
 
     def add_coverage(self, coverage: Coverage) -> None:
         """Keep what a joiner's rehearsal had not seen; agents may say it twice."""
-        if coverage in self.coverage:
-            return
-        self.coverage.append(coverage)
-        self._coverage_file.append(coverage)
+        if coverage not in self.coverage.last:
+            self.coverage.add(coverage)
 
     def add_missed(self, missed: CheckpointMissed) -> None:
         """Keep a checkpoint that could not be made."""
@@ -209,10 +226,9 @@ class JobRecords:
 
     def add_check(self, check: RestoreChecked) -> None:
         """Keep what was compared behind a restore; agents may say it twice."""
-        if check in self.checks:
+        if check in self.checks.last:
             return
-        self.checks.append(check)
-        self._checks_file.append(check)
+        self.checks.add(check)
         self.has_mismatch = self.has_mismatch or bool(check.differing)
         self.say("mismatch" if check.differing else "check", check.text)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from trainmover.daemons.records import JobRecords, read_losses
+from trainmover.daemons.records import KEPT_REPORTS, JobRecords, read_losses
+from trainmover.protocol.journal import IncidentReport
 from trainmover.protocol.messages import Finding, StepLogged
 
 
@@ -77,3 +78,34 @@ def test_a_line_cut_short_by_a_crash_is_left_out(tmp_path: Path) -> None:
     with open(tmp_path / "losses.jsonl", "ab") as file:
         file.write(b'{"step": 1, "line')
     assert list(read_losses(tmp_path / "losses.jsonl")) == [0]
+
+
+def test_of_a_long_life_the_last_reports_are_in_memory_and_all_in_the_file(tmp_path: Path) -> None:
+    """A22: nothing grows with the number of switchovers."""
+    count = KEPT_REPORTS + 30
+    first = JobRecords(tmp_path)
+    for number in range(count):
+        first.add_incident(report(number))
+        first.add_incident(report(number))  # agents and another controller say it again
+    for records in (first, JobRecords(tmp_path)):
+        assert len(records.incidents.last) == KEPT_REPORTS
+        assert [each.number for each in records.incidents.all()] == list(range(count))
+
+
+def test_a_report_that_the_disk_did_not_take_is_still_told(tmp_path: Path) -> None:
+    records = JobRecords(tmp_path / "is not there")
+    records.add_incident(report(1))
+    assert [each.number for each in records.incidents.all()] == [1]
+
+
+def report(number: int) -> IncidentReport:
+    return IncidentReport(
+        number=number,
+        kind="planned",
+        base_generation=number - 1,
+        reason="asked for",
+        culprits=(),
+        phases=(),
+        resumed_step=number,
+        outcome="",
+    )

@@ -113,5 +113,5 @@ def test_a_mismatch_is_kept_said_and_remembered(tmp_path: Path) -> None:
     assert records.has_mismatch
     assert [line.kind for line in records.lines_after(0)] == ["mismatch"]
     again = JobRecords(tmp_path, Repeats("loss"))
-    assert msgspec.structs.asdict(again.checks[0])["step"] == 3
+    assert msgspec.structs.asdict(again.checks.all()[0])["step"] == 3
     assert not again.has_mismatch
