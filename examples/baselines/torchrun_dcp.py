@@ -35,6 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import train_gpt  # noqa: E402
 
 IMPORTED_S = time.monotonic()
+WAIT_LIMIT_S = 600.0
 
 
 class Journal:
@@ -142,7 +143,10 @@ def use_cache(args: argparse.Namespace) -> None:
 
 def wait_for(path: Path) -> None:
     """A job that is to be killed must not end before, however slow its killer is."""
+    deadline = time.monotonic() + WAIT_LIMIT_S
     while not path.exists():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{path} was not made in {WAIT_LIMIT_S:.0f} s")
         time.sleep(0.02)
 
 

@@ -10,6 +10,8 @@ import statistics
 import time
 from pathlib import Path
 
+from trainmover.drills import pauses
+
 HOLD_VARIABLE = "BENCH_HOLD"
 """`STEP:FILE`, with commas between: ranks wait in front of each step until its file is there."""
 SLOW_VARIABLE = "BENCH_SLOW"
@@ -28,13 +30,11 @@ class Hold:
         text = os.environ.get(HOLD_VARIABLE, "")
         pairs = (each.partition(":") for each in text.split(",") if each)
         self.paths = {int(step): Path(path) for step, _, path in pairs}
-        marks = os.environ.get("TRAINMOVER_FAULT_MARKS", "/nonexistent/faults")
-        self.passable = Path(marks).parent / "passable"
 
     def enter(self, step: int, steps: int) -> None:
         """In front of `step` of `steps`. Raises TimeoutError when nobody lets it go on."""
         if self.paths and step >= steps - LINGER_STEPS:
-            self._linger()
+            _linger(step)
         path = self.paths.get(step)
         deadline = time.monotonic() + HOLD_LIMIT_S
         while path is not None and not path.exists():
@@ -42,10 +42,11 @@ class Hold:
                 raise TimeoutError(f"{path} was not made in {HOLD_LIMIT_S:.0f} s")
             time.sleep(POLL_S)
 
-    def _linger(self) -> None:
-        deadline = time.monotonic() + LINGER_S
-        while time.monotonic() < deadline and not self.passable.exists():
-            time.sleep(POLL_S)
+
+def _linger(step: int) -> None:
+    deadline = time.monotonic() + LINGER_S
+    while time.monotonic() < deadline and not pauses.is_passable(step):
+        time.sleep(POLL_S)
 
 
 class Slowdown:

@@ -30,8 +30,8 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import trainmover
 from tests.holding import Hold
+from trainmover.drills import pauses
 
-HURRY = Path(os.environ.get("TRAINMOVER_FAULT_MARKS", "/nonexistent")) / "hurry"
 SAMPLES = 1000
 WORDS = 32
 WIDTH = 16
@@ -167,7 +167,7 @@ def main(job: trainmover.Job) -> None:
                 for _ in range(args.accumulate)
             ]
             total = torch.stack([loss for _, loss in parts]).sum()
-            time.sleep(0.0 if HURRY.exists() else args.pace)
+            time.sleep(0.0 if pauses.is_hurried() else args.pace)
             step.log(loss=total + args.drift)
             scaler.step(optimizer)
             scaler.update()

@@ -50,6 +50,7 @@ from trainmover.protocol.messages import (
 )
 
 ENDED_LIMIT = 32
+"""Last ends that are said again to a controller that asks; older ones count as simply ended."""
 SAID_ONCE = (
     StepLogged,
     Finding,

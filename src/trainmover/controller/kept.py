@@ -55,6 +55,9 @@ class Store:
         return any(each.rank == rank and each.version == version for each in self.held)
 
 
+NO_STORE = Store(agent="", host="", port=0)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimeLine:
     """A roll-back or start that left steps behind: generation `number` began at `target`."""

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from trainmover.controller import lookup, placing
-from trainmover.controller.kept import NO_VERSION, Kept, Store, TimeLine
+from trainmover.controller.kept import NO_STORE, NO_VERSION, Kept, Store, TimeLine
 from trainmover.controller.move import Move
 from trainmover.controller.state import Machine, State, Switching, Training
 from trainmover.protocol.messages import (
@@ -96,18 +96,18 @@ def best_version(state: State) -> Version | None:
     return next(iter((*sound, *found)), None)
 
 
-def has_all_copies(state: State, version: Version) -> bool:
-    """Whether every wanted copy of `version` that can still be made is where it is wanted."""
+def lacks_copies(state: State, version: Version, *, is_possible: bool = False) -> bool:
+    """Whether a wanted copy of `version` (`is_possible`: that can still be made) isn't there."""
     stores = reachable(state)
     there = {
         name: {held.rank for held in store.held if held.version == version}
         for name, store in stores.items()
     }
-    return all(
-        member.rank in there.get(name, ())
-        or (member.machine in stores and stores[member.machine].has_left(member.rank, version))
-        for member in lookup.members(state)
-        for name in state.kept.places.get(member.machine, ())
+    return any(
+        owner.rank not in there.get(name, ())
+        and not (is_possible and stores.get(owner.machine, NO_STORE).has_left(owner.rank, version))
+        for owner in lookup.members(state)
+        for name in state.kept.places.get(owner.machine, ())
     )
 
 
@@ -395,6 +395,6 @@ def _hopeless_versions(state: State) -> set[Version]:
 def _oldest_needed(state: State) -> Version:
     """The newest version that makes all older ones superfluous."""
     sound = [v for v in complete_versions(state) if not is_suspect(state, v)]
-    copied = [version for version in sound if has_all_copies(state, version)]
+    copied = [version for version in sound if not lacks_copies(state, version, is_possible=True)]
     # Copies that never get where they should be must not fill memory without end.
     return max([NO_VERSION, *copied[:1], *sound[1:2]])

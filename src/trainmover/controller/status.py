@@ -190,15 +190,10 @@ def _kept(state: State, now: Instant) -> dict[str, Any]:
 
 
 def _copied_step(state: State, complete: tuple[Version, ...]) -> int:
-    stores, places = shelf.reachable(state), state.kept.places
-    for version in complete if places else ():
-        if all(
-            name in stores and stores[name].has(member.rank, version)
-            for member in lookup.members(state)
-            for name in places.get(member.machine, ())
-        ):
-            return version.step
-    return -1
+    if not state.kept.places:
+        return -1
+    copied = (each for each in complete if not shelf.lacks_copies(state, each))
+    return next((version.step for version in copied), -1)
 
 
 def word(state: State) -> Word:

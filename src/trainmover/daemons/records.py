@@ -89,7 +89,7 @@ def read_lines(path: Path, kind: type[T]) -> Iterator[T]:
             log.warning("%s: a line can't be read: %.80r", path, line)
 
 
-class History(Generic[T]):
+class RecentLines(Generic[T]):
     """What is told one by one: all in a file, the last in memory (the disk may take no more)."""
 
     def __init__(self, path: Path, kind: type[T]) -> None:
@@ -135,7 +135,7 @@ class JobRecords:
     ) -> None:
         self._repeats = repeats
         self._loss_file = loss_file
-        self.checks = History(directory / "checks.jsonl", RestoreChecked)
+        self.checks = RecentLines(directory / "checks.jsonl", RestoreChecked)
         """What checks behind restores have compared."""
         self.has_mismatch = False
         """Whether a check of this life has found a difference."""
@@ -144,9 +144,9 @@ class JobRecords:
         self._console_file = Lines(directory / "console.jsonl")
         self._console: deque[ConsoleLine] = deque(maxlen=KEPT_LINES)
         self._findings: dict[tuple[str, str], Finding] = {}
-        self.incidents = History(directory / "incidents.jsonl", IncidentReport)
+        self.incidents = RecentLines(directory / "incidents.jsonl", IncidentReport)
         """Finished reports."""
-        self.coverage = History(directory / "coverage.jsonl", Coverage)
+        self.coverage = RecentLines(directory / "coverage.jsonl", Coverage)
         """What joiners' rehearsals had not seen."""
         self._missed_file = Lines(directory / "missed.jsonl")
         self.missed = list(read_lines(directory / "missed.jsonl", CheckpointMissed))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
 import time
 from pathlib import Path
 
@@ -16,9 +15,9 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 import trainmover
+from trainmover.drills import pauses
 
 WIDTH = 32
-HURRY = Path(os.environ.get("TRAINMOVER_FAULT_MARKS", "/nonexistent")) / "hurry"
 SKIPPED_EVERY = 5
 
 
@@ -84,7 +83,7 @@ def main(job: trainmover.Job) -> None:
     hold = Hold()
     for step in job.steps(args.steps):
         with step:
-            time.sleep(0.0 if HURRY.exists() else args.sleep)
+            time.sleep(0.0 if pauses.is_hurried() else args.sleep)
             inputs = torch.randn(6, 8) + step.index % 3
             loss = (model(inputs) - inputs.sum(1, keepdim=True)).square().mean()
             is_skipped = args.scaler and step.index % SKIPPED_EVERY == SKIPPED_EVERY - 1

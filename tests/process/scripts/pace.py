@@ -7,13 +7,10 @@ nobody acts any more (`trainmover.drills.pauses`); alone, or left alone, it does
 
 from __future__ import annotations
 
-import os
 import time
-from pathlib import Path
 
-MARKS = os.environ.get("TRAINMOVER_FAULT_MARKS", "")
-HURRY = Path(MARKS or "/nonexistent") / "hurry"
-PASSABLE = Path(MARKS or "/nonexistent").parent / "passable"
+from trainmover.drills import pauses
+
 LINGER_STEPS = 60
 LINGER_S = (0.2, 0.5, 2.0)
 """In the thirds of the last steps."""
@@ -22,23 +19,15 @@ LOOK_S = 0.05
 
 def pause(step: int, steps: int, usual_s: float) -> None:
     """Called in front of, or in, each step of `steps`."""
-    if HURRY.exists():
+    if pauses.is_hurried():
         return
     time.sleep(usual_s)
     deadline = time.monotonic() + _linger_s(step, steps) - usual_s
-    while time.monotonic() < deadline and not _is_passable(step):
+    while time.monotonic() < deadline and not pauses.is_passable(step):
         time.sleep(LOOK_S)
 
 
 def _linger_s(step: int, steps: int) -> float:
     count = min(LINGER_STEPS, steps // 2)
     place = step - (steps - count)
-    return 0.0 if place < 0 or not MARKS else LINGER_S[min(2, 3 * place // max(1, count))]
-
-
-def _is_passable(step: int) -> bool:
-    try:
-        text = PASSABLE.read_text()
-    except FileNotFoundError:
-        return False
-    return not text or step < int(text)
+    return 0.0 if place < 0 else LINGER_S[min(2, 3 * place // max(1, count))]
