@@ -2,8 +2,10 @@
 
 Decides what belongs to the critical path of a stayer: from its first word that it has stopped
 (at the boundary of a planned move, broken or frozen after a loss) to the commit. A message that is
-sent again counts once, and once more as repeated. Frames of POISON leave before the first word and
-are not in it: one on each channel.
+sent again counts once, and once more as repeated. Who is first must not change a count: the plan is
+in it, even where others stop before this worker does and the plan comes in front of its stop;
+`Broken` is not, which nobody says whom the order to freeze reaches first. Frames of POISON leave
+before the first word and are not in it either: one on each channel.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from trainmover.protocol.messages import (
     Traffic,
 )
 
-SENT = (AtBoundary, Broken, Report, Done, Lost)
+SENT = (AtBoundary, Report, Done, Lost)
 RECEIVED = (Freeze, PlanIssued, Commit)
 
 
@@ -40,12 +42,16 @@ class Tally:
         self._before: Counters | None = None
         self._sent: dict[tuple[str, int], int] = {}
         self._received: dict[tuple[str, int], int] = {}
+        self._early: dict[tuple[str, int], int] = {}
+        """Plans that came in front of the stop."""
         self._generation = -1
         self._found: Traffic | None = None
 
     def sent(self, message: Message) -> Message:
         """Note a message; the first gate's carries what was counted."""
-        if isinstance(message, SENT):
+        if isinstance(message, Broken):
+            self._open()
+        elif isinstance(message, SENT):
             self._open()
             _count(self._sent, message)
         elif isinstance(message, FirstGate) and message.generation == self._generation:
@@ -60,6 +66,8 @@ class Tally:
             self._open()
         if self._is_open:
             _count(self._received, message)
+        elif isinstance(message, PlanIssued):
+            _count(self._early, message)
         if self._is_open and isinstance(message, Commit):
             self._close(message.number)
 
@@ -73,6 +81,10 @@ class Tally:
     def _close(self, generation: int) -> None:
         self._is_open = False
         self._generation = generation
+        plan = (PlanIssued.__name__, generation)
+        if early := self._early.get(plan):
+            self._received[plan] = self._received.get(plan, 0) + early
+        self._early.clear()
         frames = amount = 0
         if self.read_counters is not None and self._before is not None:
             now = self.read_counters()

@@ -141,9 +141,11 @@ def test_without_a_standby_the_copies_outlive_the_machine(tmp_path: Path) -> Non
         let_go(job, 2)
         wait_until_held(job, 30)
         first = wait_for_complete(job, 0)
+        before = times_told(job, "TakeSnapshot")
         notice = PreemptionNotice(request="n", machines=("m1",), grace_s=60.0)
         reply = job.operator().request(notice)
         assert "no standby" in reply.text and "all ranks take a snapshot" in reply.text, reply.text
+        job.wait_for(lambda: sum(times_told(job, "TakeSnapshot")) > sum(before), "one has heard")
         let_go(job, 30)
         wait_until_held(job, 60)
         saved = wait_for_complete(job, first)

@@ -12,6 +12,7 @@ from tests.process.snapshots.jobs import (
     sharded,
     wait_for_complete,
     wait_for_copies,
+    wait_until_settled,
 )
 
 from trainmover.drills import victims
@@ -56,7 +57,7 @@ def test_a_lost_machine_is_restored_from_a_peers_memory(tmp_path: Path) -> None:
 
 
 def test_two_losses_one_after_the_other(tmp_path: Path) -> None:
-    wanted = sharded(machines=2, standbys=2, disturbance=held_behind(18, 60))
+    wanted = sharded(machines=2, standbys=2, disturbance=held_behind(18, 30, 60))
     with RunningJob(wanted, tmp_path / "job") as job:
         job.wait_for_standby(2)
         wait_until_held(job, 18)
@@ -64,8 +65,11 @@ def test_two_losses_one_after_the_other(tmp_path: Path) -> None:
         job.kill_machine("m1")
         let_go(job, 18)
         job.wait_for_incidents(1)
+        wait_until_held(job, 30)
+        wait_until_settled(job, 0)
+        let_go(job, 30)
         wait_until_held(job, 60)
-        wait_for_copies(job, 18)
+        wait_for_copies(job, 30)
         job.kill_machine("m0")
         let_run(job, 60)
         job.wait_for_incidents(2)
@@ -82,7 +86,7 @@ def test_a_lost_agent_costs_no_snapshot_of_living_workers(tmp_path: Path) -> Non
         wait_for_complete(job, 0)
         before = job.kill_agent("m1")
         job.wait_for(lambda: agent_of(job, "m1") != before, "another agent", 90.0)
-        wait_for_complete(job, 0)
+        wait_until_settled(job, 0)
         let_go(job, 18)
         wait_until_held(job, 60)
         wait_for_complete(job, 18)

@@ -60,7 +60,7 @@ def test_a_loss_is_counted_from_the_first_word_to_the_commit() -> None:
     play(tally, logged, broken, logged, Freeze(term=1, number=2), report, report)
     play(tally, plan(2), plan(2), done, Commit(term=1, number=2))
     assert traffic(tally, 2) == Traffic(
-        messages_sent=3,
+        messages_sent=2,
         messages_received=3,
         messages_repeated=2,
         frames_sent=7,
@@ -77,6 +77,28 @@ def test_a_planned_move_is_counted_from_the_boundary() -> None:
         play(tally, at, plan(number), done, Commit(term=1, number=number))
         found = traffic(tally, number)
         assert found == Traffic(messages_sent=2, messages_received=2)
+
+
+def test_a_plan_that_comes_before_the_own_stop_counts_as_one_that_comes_after_it() -> None:
+    tally = Tally()
+    at = AtBoundary(incarnation=ME, number=3, version=AT)
+    done = Done(incarnation=ME, number=3, version=AT)
+    aborted, repeated = plan(2), plan(3)
+    play(tally, aborted, plan(3), at, repeated, done, Commit(term=1, number=3))
+    assert traffic(tally, 3) == Traffic(messages_sent=2, messages_received=2, messages_repeated=1)
+
+
+def test_who_is_frozen_first_counts_what_one_does_that_breaks_first() -> None:
+    counts = []
+    broken = Broken(incarnation=ME, generation=1, step=7, edges=(Edge(peer="m1", reason="gone"),))
+    for first_words in ((broken,), ()):
+        tally = Tally()
+        report = Report(incarnation=ME, number=2, generation=1, rank=0)
+        done = Done(incarnation=ME, number=2, version=AT)
+        play(tally, *first_words, Freeze(term=1, number=2), report, plan(2), done)
+        play(tally, Commit(term=1, number=2))
+        counts.append(traffic(tally, 2))
+    assert counts == [Traffic(messages_sent=2, messages_received=3)] * 2
 
 
 def test_an_order_to_somebody_who_goes_on_opens_nothing() -> None:
