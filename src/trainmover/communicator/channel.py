@@ -14,6 +14,7 @@ from typing import Protocol
 
 import torch
 
+from trainmover.communicator.arrival import Arrival
 from trainmover.communicator.engine import Engine
 from trainmover.communicator.frames import (
     FLAG_IN_RING,
@@ -26,7 +27,6 @@ from trainmover.communicator.frames import (
     decode_header,
 )
 from trainmover.communicator.memory import bytes_of
-from trainmover.communicator.operation import Receive
 from trainmover.communicator.outbound import Outbound
 from trainmover.communicator.ports import OutFrame, Port
 from trainmover.communicator.settings import ChannelInfo, CommunicatorConfig
@@ -55,21 +55,6 @@ class ChannelOwner(Protocol):
 
     def drain(self) -> None:
         """Called without the lock after each turn of reading or writing."""
-
-
-class _Arrival:
-    """A large payload being received."""
-
-    __slots__ = ("header", "port", "receive", "view", "filled", "scratch", "is_pooled")
-
-    def __init__(self, header: Header, port: Port | None) -> None:
-        self.header = header
-        self.port = port
-        self.receive: Receive | None = None
-        self.view = memoryview(b"")
-        self.filled = 0
-        self.scratch: torch.Tensor | bytearray | None = None
-        self.is_pooled = False
 
 
 class Channel:
@@ -104,7 +89,7 @@ class Channel:
         self._rx_view = memoryview(self._rx)
         self._start = 0
         self._end = 0
-        self._arrival: _Arrival | None = None
+        self._arrival: Arrival | None = None
         self._pool: list[torch.Tensor] = []
 
     @property
@@ -138,7 +123,7 @@ class Channel:
         self.out.cut(generation)
         arrival = self._arrival
         if arrival is not None and arrival.header.generation == generation:
-            _divert(arrival)
+            arrival.divert()
 
     # -- receiving -----------------------------------------------------------
 
@@ -267,7 +252,7 @@ class Channel:
     def _begin_arrival(self, header: Header) -> None:
         is_data = header.type == FrameType.DATA
         port = self._owner.data_port(self, header) if is_data else None
-        arrival = _Arrival(header, port)
+        arrival = Arrival(header, port)
         if port is not None:
             arrival.receive = port.match(header)
         if arrival.receive is not None and arrival.receive.view is not None:
@@ -286,7 +271,7 @@ class Channel:
         self._start = at + here
         self._arrival = arrival
 
-    def _scratch(self, arrival: _Arrival, length: int) -> torch.Tensor:
+    def _scratch(self, arrival: Arrival, length: int) -> torch.Tensor:
         if arrival.receive is not None and length <= self._config.chunk_bytes:
             arrival.is_pooled = True
             if self._pool:
@@ -315,7 +300,7 @@ class Channel:
             self._hand_over(arrival)
         return True
 
-    def _hand_over(self, arrival: _Arrival) -> None:
+    def _hand_over(self, arrival: Arrival) -> None:
         if arrival.port is None:
             if isinstance(arrival.scratch, bytearray):
                 self._owner.keep_early(self, arrival.header, arrival.scratch)
@@ -375,8 +360,18 @@ class Channel:
             pass  # the peer was faster
         self._socket.close()
         if self._arrival is not None:
-            _divert(self._arrival)
+            self._arrival.divert()
         self.out.close()
+        self._engine.submit(self._let_go)
+
+    def _let_go(self) -> None:
+        """Give back the memory: who knows a closed channel may be known for long. Not in `close`,
+        which a frame that is being parsed may have called."""
+        with self._engine.lock:
+            self._rx, self._rx_view = bytearray(), memoryview(b"")
+            self._start = self._end = 0
+            self._arrival = None
+            self._pool.clear()
 
     def reset(self) -> None:
         """Break the connection as a network does: with a reset, and the owner is told."""
@@ -388,12 +383,3 @@ class Channel:
         self.is_closed = True
         self._fd = -1
         self._socket.close()
-
-
-def _divert(arrival: _Arrival) -> None:
-    """Let the rest of an arriving payload go nowhere."""
-    if arrival.receive is not None or not isinstance(arrival.scratch, bytearray):
-        arrival.receive = None
-        arrival.port = None
-        arrival.scratch = None
-        arrival.view = memoryview(bytearray(len(arrival.view)))

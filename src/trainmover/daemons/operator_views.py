@@ -13,7 +13,7 @@ from trainmover.protocol.messages import FromOperatorMessage, OperatorReply
 
 LONGEST_WAIT_S: Final = 30.0
 ACCEPT_LIMIT_S: Final = 10.0
-KEPT_REPLIES: Final = 1000
+KEPT_REPLIES: Final = 100
 
 
 class OperatorViews:

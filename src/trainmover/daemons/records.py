@@ -27,7 +27,9 @@ from trainmover.protocol.messages import (
 
 log = logging.getLogger(__name__)
 
-KEPT_LINES: Final = 2000
+KEPT_LINES: Final = 500
+"""Console lines, findings, missed checkpoints: enough for who joins late; all stand in files."""
+KEPT_LOSSES: Final = 2000
 KEPT_REPORTS: Final = 100
 """Of each kind in memory, as in the decider: a job may run for months."""
 
@@ -192,7 +194,7 @@ class JobRecords:
         self._known[record.step] = record
         if self.last is None or record.step >= self.last.step:
             self.last = record
-        while len(self._known) > KEPT_LINES:
+        while len(self._known) > KEPT_LOSSES:
             del self._known[min(self._known)]
 
     def add_finding(self, finding: Finding) -> None:
@@ -201,6 +203,8 @@ class JobRecords:
         if key in self._findings:
             return
         self._findings[key] = finding
+        while len(self._findings) > KEPT_LINES:
+            del self._findings[next(iter(self._findings))]
         text = f"{finding.kind} (rank {finding.rank}): {finding.text}"
         if not self.has_said(text):
             self.say("finding", text)

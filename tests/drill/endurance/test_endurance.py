@@ -31,8 +31,9 @@ FIRST_LOOKS = 3
 WARM_UP = 2
 """Switchovers until lazy imports, pools and caches of all processes are there."""
 FILLED = 160
-"""Switchovers until what is kept of the last ones is full: 100 reports in the controller, 32 ended
-workers and 64 messages in each agent, of which each has a fifth of the moves or more."""
+"""Switchovers until what is kept of the last ones is full: 100 reports and replies and 500 console
+lines in the controller, 32 ended workers and 64 messages in each agent, of which each has a fifth
+of the moves or more."""
 
 
 def request(limit_s: float) -> JobRequest:
