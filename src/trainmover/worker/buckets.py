@@ -9,13 +9,13 @@ models of its own. Decides whether any layout is still the first one, and makes 
 
 from __future__ import annotations
 
-import gc
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from trainmover.state.inventory import Inventory
+from trainmover.worker.live_objects import live_objects
 
 if TYPE_CHECKING:
     from trainmover.worker.stepper import Stepper
@@ -66,8 +66,8 @@ def ddp_modules(inventory: Inventory) -> tuple[DistributedDataParallel, ...]:
     inside = [module for model in inventory.models for module in model.modules()]
     found = [module for module in inside if isinstance(module, DistributedDataParallel)]
     known, wrapped = set(map(id, found)), set(map(id, inside))
-    for item in gc.get_objects() if inside else ():
-        if issubclass(type(item), DistributedDataParallel) and id(item) not in known:
+    for item in live_objects([DistributedDataParallel]) if inside else ():
+        if id(item) not in known:
             model = item.__dict__.get("_modules", {}).get("module")
             if id(model) in wrapped:
                 found.append(item)

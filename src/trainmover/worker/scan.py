@@ -26,6 +26,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from trainmover.worker.batches import Batches
+from trainmover.worker.live_objects import live_objects
 
 _KINDS: Final[tuple[tuple[str, type], ...]] = (
     ("module", nn.Module),
@@ -147,14 +148,9 @@ class _Known:
 
 
 def _candidates(known: _Known) -> list[tuple[str, Any]]:
-    kinds: dict[type, str] = {}
     found: list[tuple[str, Any]] = []
-    for item in gc.get_objects():
-        kind = type(item)
-        name = kinds.get(kind)
-        if name is None:
-            # By type: isinstance() would wake dead weak proxies.
-            name = kinds[kind] = _kind_of(kind)
+    for item in live_objects(kind for _, kind in _KINDS):
+        name = _kind_of(type(item))
         if name and id(item) not in known.ids and _has_state(name, item, known):
             found.append((name, item))
     inner = _inner_ids(item for _, item in found)
