@@ -238,7 +238,7 @@ class SnapshotStore:
         an image that is being written to storage stays until it is written."""
         with self._lock:
             self._oldest = max(self._oldest, oldest)
-            self._void |= frozenset(void)
+            self._void = frozenset(v for v in (*self._void, *void) if v >= self._oldest)
             self._drop_unneeded()
 
     @contextmanager
