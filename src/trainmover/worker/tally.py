@@ -54,13 +54,17 @@ class Tally:
         elif isinstance(message, SENT):
             self._open()
             _count(self._sent, message)
-        elif isinstance(message, FirstGate) and message.generation == self._generation:
-            return msgspec.structs.replace(message, traffic=self._found)
+        elif isinstance(message, FirstGate):
+            if self._is_open and message.generation > self._generation:
+                # A peer's frame has told the commit (C8): it counts as the one that is under way.
+                self.received(Commit(term=0, number=message.generation))
+            if message.generation == self._generation:
+                return msgspec.structs.replace(message, traffic=self._found)
         return message
 
     def received(self, message: Message) -> None:
         """Note an order; a commit is the end."""
-        if not isinstance(message, RECEIVED):
+        if not isinstance(message, RECEIVED) or _number(message) <= self._generation:
             return
         if isinstance(message, Freeze):
             self._open()

@@ -101,6 +101,18 @@ def test_who_is_frozen_first_counts_what_one_does_that_breaks_first() -> None:
     assert counts == [Traffic(messages_sent=2, messages_received=3)] * 2
 
 
+def test_a_commit_that_a_peer_tells_first_counts_like_the_controllers() -> None:
+    tally = Tally()
+    late = None
+    for number in (2, 3):
+        play(tally, AtBoundary(incarnation=ME, number=number, version=AT))
+        if late is not None:
+            play(tally, late)  # of the switchover before: it neither counts nor ends this one
+        play(tally, plan(number), Done(incarnation=ME, number=number, version=AT))
+        assert traffic(tally, number) == Traffic(messages_sent=2, messages_received=2)
+        late = Commit(term=1, number=number)
+
+
 def test_an_order_to_somebody_who_goes_on_opens_nothing() -> None:
     tally = Tally()
     play(tally, plan(2), Commit(term=1, number=2))
