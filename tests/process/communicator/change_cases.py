@@ -145,8 +145,10 @@ def gates(rank: Rank) -> Any:
     return True
 
 
-def mismatch(rank: Rank) -> Any:
+def mismatch(rank: Rank, who_is_late: int) -> Any:
     rank.init()
+    if rank.index == who_is_late:
+        time.sleep(0.5)
     if rank.index == 0:
         work = dist.all_reduce(torch.ones(10), async_op=True)
     else:

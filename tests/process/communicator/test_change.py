@@ -21,8 +21,9 @@ def test_gates_and_control() -> None:
     assert run_ranks(3, cases.gates) == [True] * 3
 
 
-def test_mismatch_names_both_calls() -> None:
-    assert run_ranks(2, cases.mismatch) == [True, True]
+@pytest.mark.parametrize("who_is_late", [0, 1])
+def test_mismatch_names_both_calls(who_is_late: int) -> None:
+    assert run_ranks(2, cases.mismatch, who_is_late) == [True, True]
 
 
 def test_strangers_and_old_generations_are_refused() -> None:
