@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, Final
 
+from trainmover.edges import heap
 from trainmover.errors import ConfigError, TrainMoverError
 from trainmover.protocol import exits
 
@@ -48,7 +49,7 @@ def watch_parent(on_gone: Callable[[], None]) -> None:
 def run_daemon(name: str, body: Callable[[], Coroutine[Any, Any, int]]) -> int:
     """Run to the end. A wrong value is one clear line; a bug is a traceback in the log and 70."""
     try:
-        return asyncio.run(body())
+        return asyncio.run(_run_small(body))
     except ConfigError as error:
         logging.getLogger(name).error("%s", error)
         print(f"trainmover {name}: {error}", file=sys.stderr, flush=True)
@@ -62,3 +63,11 @@ def run_daemon(name: str, body: Callable[[], Coroutine[Any, Any, int]]) -> int:
         text = "".join(traceback.format_exception_only(error)).strip()
         print(f"trainmover {name}: ends by a bug: {text}", file=sys.stderr, flush=True)
         return CRASHED
+
+
+async def _run_small(body: Callable[[], Coroutine[Any, Any, int]]) -> int:
+    upkeep = asyncio.create_task(heap.keep_small(), name="upkeep")
+    try:
+        return await body()
+    finally:
+        upkeep.cancel()

@@ -30,7 +30,7 @@ POLL_S = 0.1
 FIRST_LOOKS = 3
 WARM_UP = 2
 """Switchovers until lazy imports, pools and caches of all processes are there."""
-FILLED = 160
+FILLED = 400
 """Switchovers until what is kept of the last ones is full: 100 reports and replies and 500 console
 lines in the controller, 32 ended workers and 64 messages in each agent, of which each has a fifth
 of the moves or more."""
