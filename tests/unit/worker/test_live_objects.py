@@ -50,6 +50,20 @@ def test_a_dead_proxy_is_not_woken_and_the_collector_stays_as_it_was() -> None:
         assert gc.isenabled() is is_on
 
 
+def test_audit_hooks_are_not_called_for_each_object() -> None:
+    heard: list[str] = []
+    is_on = True
+
+    def hear(event: str, arguments: tuple[object, ...]) -> None:
+        if is_on:
+            heard.append(event)
+
+    sys.addaudithook(hear)  # there is no way to take it out again
+    live_objects([Own])
+    is_on = False
+    assert len(heard) < 100, heard[:5]
+
+
 def test_nothing_else_is_kept() -> None:
     other = ([1], [2])
     before = sys.getrefcount(other)
