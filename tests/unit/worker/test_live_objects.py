@@ -90,10 +90,12 @@ def test_threads_that_build_tuples_meanwhile_are_not_disturbed(eager_switches: N
     threads = [threading.Thread(target=build, args=(index,)) for index in range(2)]
     for thread in threads:
         thread.start()
-    for _ in range(10):
-        find_untracked([])
-    is_over.set()
-    for thread in threads:
-        thread.join(60.0)
+    try:
+        for _ in range(10):
+            find_untracked([])
+    finally:
+        is_over.set()
+        for thread in threads:
+            thread.join(60.0)
     assert failed == []
     assert min(built) > 0
