@@ -35,6 +35,7 @@ class Holdings:
     threads: int
     connections: int
     resident_bytes: int
+    """Without what others share, snapshots above all: those are counted."""
 
     @property
     def counts(self) -> tuple[int, int, int]:
@@ -50,12 +51,13 @@ def holdings(pid: int) -> Holdings:
     ]
     targets = descriptors(pid)
     snapshots = [target for target in targets if target.startswith(MEMORY)]
+    memory = process.memory_info()
     return Holdings(
         descriptors=len(targets) - len(snapshots),
         snapshots=len(snapshots),
         threads=process.num_threads(),
         connections=len(connected),
-        resident_bytes=process.memory_info().rss,
+        resident_bytes=memory.rss - memory.shared,
     )
 
 
