@@ -57,12 +57,7 @@ def advance(move: Move) -> None:
 
 def due_version(state: State) -> Version | None:
     """The version that is to be made durable, whether it is complete yet or not."""
-    kept = state.kept
-    is_over = kept.due in (kept.suspect, kept.given_up)
-    if kept.due is None or is_over or kept.is_void(kept.due):
-        return None
-    is_there = kept.durable is not None and kept.durable.version >= kept.due
-    return None if is_there else kept.due
+    return state.kept.due_now
 
 
 def _begin(move: Move, version: Version, *, tier: Tier, tries: int = 1) -> None:

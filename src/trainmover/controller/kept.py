@@ -6,7 +6,7 @@ Pure data and questions about it. What follows from it is decided in `shelf` (co
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from trainmover.protocol.messages import (
@@ -232,6 +232,21 @@ class Kept:
     failure: str = ""
     """Why the latest checkpoint that was tried does not exist; empty: it does."""
     failures: int = 0
+
+    @property
+    def due_now(self) -> Version | None:
+        """The version that is to be made durable, whether it is complete yet or not."""
+        is_over = self.due in (self.suspect, self.given_up)
+        if self.due is None or is_over or self.is_void(self.due):
+            return None
+        is_there = self.durable is not None and self.durable.version >= self.due
+        return None if is_there else self.due
+
+    def reserved(self, complete: Collection[Version]) -> Version | None:
+        """What storage needs of memory: what is being read, or is read as soon as it may begin."""
+        if self.writing is None:
+            return self.due_now if self.due_now in complete else None
+        return None if self.writing.is_copy else self.writing.version  # a copy reads disks
 
     def is_void(self, version: Version) -> bool:
         """Whether `version` belongs to a time line that was left."""

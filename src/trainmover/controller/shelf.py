@@ -273,9 +273,11 @@ def on_pulse(move: Move) -> None:
         _place(move)
     ask(move)
     _drop(move)
-    is_quiet = len(move.commands) == before and not move.state.kept.wanted_level
-    if is_quiet and _are_all_there(move.state):
-        keep(move, replace(move.state.kept, is_settled=True))
+    kept = move.state.kept
+    is_quiet = len(move.commands) == before and not kept.wanted_level
+    is_reserved = kept.reserved(complete_versions(move.state)) is not None  # dropped behind that
+    if is_quiet and not is_reserved and _are_all_there(move.state):
+        keep(move, replace(kept, is_settled=True))
 
 
 def tell_apart(move: Move) -> None:
@@ -353,9 +355,7 @@ def _drop(move: Move) -> None:
     """C9: nothing goes before something newer is complete everywhere; of a left time line, all."""
     kept = move.state.kept
     newest = max(kept.oldest, _oldest_needed(move.state))
-    writing = kept.writing
-    is_read = writing is not None and not writing.is_copy  # a copy reads machines' disks
-    oldest = min(newest, writing.version) if writing is not None and is_read else newest
+    oldest = min(newest, kept.reserved(complete_versions(move.state)) or newest)
     if oldest > kept.oldest:
         keep(move, replace(kept, oldest=oldest))
     hopeless = _hopeless_versions(move.state)

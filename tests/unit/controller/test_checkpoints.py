@@ -70,6 +70,19 @@ def test_a_complete_version_is_written_by_all_and_committed_by_one() -> None:
     assert len(sent(stage, m.WriteCheckpoint)) == 4, "it is there"
 
 
+def test_a_version_that_is_due_is_not_dropped_for_a_newer_one_of_memory() -> None:
+    stage = sharded(settings=(*DURABLE, ("checkpoint.parallel_machines_share", "1.0")))
+    settle(stage)
+    hold(stage, at(2), level=2)
+    hold(stage, at(2), at(3), level=1)  # before the next pulse: it could take the place of step 2
+    stage.wait(1)
+    assert {order.version for _, order in sent(stage, m.WriteCheckpoint)} == {at(2)}
+    assert all(order.oldest <= at(2) for _, order in sent(stage, m.KeepSnapshots))
+    save(stage)
+    stage.wait(2)
+    assert at(3) in [order.oldest for _, order in sent(stage, m.KeepSnapshots)], "it is durable"
+
+
 def test_a_snapshot_that_no_gate_wanted_durable_is_not_written() -> None:
     stage = sharded(settings=DURABLE)
     settle(stage)
