@@ -51,8 +51,8 @@ class Generation:
         self.sent_counts: dict[tuple[int, int, int], int] = {}
         self.received_counts: dict[tuple[int, int, int], int] = {}
         self.active: dict[tuple[int, int, int], Operation] = {}
-        self.early: dict[tuple[int, int, int], tuple[int, Port]] = {}
-        """Of collectives not called here yet: who has called them, and as what."""
+        self.called_elsewhere: dict[tuple[int, int, int], tuple[int, Port]] = {}
+        """Collectives not called here yet: as what (its check), and by whom, one of those."""
         self.any_source: dict[tuple[int, int], deque[tuple[Operation, Callable[[int], None]]]] = {}
         self.sends: set[Operation] = set()
         self.gates = Gates(rank, membership.world_size)
@@ -121,15 +121,15 @@ class Generation:
         else:
             key = (operation.call.group.id, 0, operation.sequence)
             self.active[key] = operation
-            early = self.early.pop(key, None) if self.early else None
-            if early is not None and early[0] != operation.call.check:
-                self.report_mismatch(operation, early[1], early[0])
+            check, port = self.called_elsewhere.pop(key, (operation.call.check, None))
+            if port is not None and check != operation.call.check:
+                self.report_mismatch(operation, port, check)
 
-    def came_early(self, header: Header, port: Port) -> None:
+    def note_call(self, header: Header, port: Port) -> None:
         """A message of a collective that nobody has called here yet."""
         key = (header.group, 0, header.sequence)
         if not header.tag and key not in self.active:
-            self.early.setdefault(key, (header.check, port))
+            self.called_elsewhere.setdefault(key, (header.check, port))
 
     def retire(self, operation: Operation) -> None:
         """A work has completed."""
@@ -193,5 +193,5 @@ class Generation:
         """Free what is kept for this generation."""
         for port in self.ports.values():
             port.clear()
-        self.early.clear()
+        self.called_elsewhere.clear()
         self.any_source.clear()

@@ -169,7 +169,7 @@ class Port:
             return
         key = (header.group, header.tag, header.sequence, header.slot)
         self.unexpected[key] = (header.check, payload)
-        self.generation.came_early(header, self)
+        self.generation.note_call(header, self)
         if self.channel is not None:
             self.channel.unexpected_kept(len(payload))
 

@@ -46,18 +46,13 @@ def advance(move: Move) -> None:
     if kept.writing is not None:
         _check_writing(move, kept.writing)
         return
-    due = due_version(move.state)
+    due = move.state.kept.due_now
     does_fit = fitting.does_save_fit(move.state, move.now)
     if due is not None and does_fit and due in shelf.complete_versions(move.state):
         # Disks may go with their machines: in a hurry only what all reach counts.
         is_hurried = fitting.is_hurried(move.state, move.now)
         has_disks = bool(kept.keeping.checkpoint.local_directory) and not is_hurried
         _begin(move, due, tier="disk" if has_disks else "durable")
-
-
-def due_version(state: State) -> Version | None:
-    """The version that is to be made durable, whether it is complete yet or not."""
-    return state.kept.due_now
 
 
 def _begin(move: Move, version: Version, *, tier: Tier, tries: int = 1) -> None:
@@ -119,6 +114,7 @@ def _where(writing: Writing) -> str:
 def _keep_writing(move: Move, writing: Writing | None, *, number: int = 0) -> None:
     kept = move.state.kept
     keep(move, replace(kept, writing=writing, number=max(number, kept.number)))
+    shelf.touch(move)  # a copy from disks holds back nothing
 
 
 def _orders(
@@ -277,6 +273,7 @@ def on_committed(move: Move, body: CheckpointCommitted) -> None:
     if is_suspect:
         kept = replace(kept, suspect=body.version)
     keep(move, replace(kept, writing=None if is_current else writing))
+    shelf.touch(move)  # what it held back may go
     move.because(f"checkpoint {body.number} of step {body.version.step} is durable")
     advance(move)
 
@@ -359,7 +356,7 @@ def _fail(move: Move, writing: Writing, reason: str) -> None:
 
 def _is_newer_due(state: State, writing: Writing) -> bool:
     """Whether a storage that hangs keeps a newer checkpoint from the disks."""
-    due = due_version(state)
+    due = state.kept.due_now
     is_newer = due is not None and due > writing.version
     return is_newer and due in shelf.complete_versions(state)
 
@@ -382,6 +379,7 @@ def _miss(move: Move, writing: Writing, reason: str) -> None:
     text = f"checkpoint {writing.number} of step {writing.version.step}{_where(writing)}: {reason}"
     is_disk = writing.tier == "disk"
     keep(move, replace(kept, disk_failure=text) if is_disk else replace(kept, failure=text))
+    shelf.touch(move)
     move.because(text)
 
 

@@ -73,7 +73,7 @@ def continue_saving(move: Move) -> bool:
         return False
     checkpoints.advance(move)
     kept = move.state.kept
-    is_busy = kept.writing is not None or checkpoints.due_version(move.state) is not None
+    is_busy = kept.writing is not None or kept.due_now is not None
     if is_busy and move.now < phase.saves_until:
         return True
     durable, reason = kept.durable, phase.reason
@@ -143,7 +143,7 @@ def _want_last(move: Move) -> None:
     kept, state = move.state.kept, move.state
     whole = shelf.complete_versions(state)
     last = next((version for version in whole if version.step == state.step), None)
-    if last is None or kept.writing is not None or checkpoints.due_version(state) in whole:
+    if last is None or kept.writing is not None or kept.due_now in whole:
         return
     if last not in (kept.suspect, kept.given_up) and not _is_saved(state):
         shelf.keep(move, replace(kept, due=last))
@@ -211,7 +211,7 @@ def _is_saving(move: Move, phase: Completing) -> bool:
     """Whether the last state is on its way to storage; a writer's own deadline bounds it."""
     if _is_saved(move.state):
         return False
-    due = checkpoints.due_version(move.state)
+    due = move.state.kept.due_now
     is_due = due is not None and due in shelf.complete_versions(move.state)
     does_fit = fitting.does_save_fit(move.state, move.now)
     if move.state.kept.writing is not None or (is_due and does_fit):

@@ -273,11 +273,9 @@ def on_pulse(move: Move) -> None:
         _place(move)
     ask(move)
     _drop(move)
-    kept = move.state.kept
-    is_quiet = len(move.commands) == before and not kept.wanted_level
-    is_reserved = kept.reserved(complete_versions(move.state)) is not None  # dropped behind that
-    if is_quiet and not is_reserved and _are_all_there(move.state):
-        keep(move, replace(kept, is_settled=True))
+    is_quiet = len(move.commands) == before and not move.state.kept.wanted_level
+    if is_quiet and _are_all_there(move.state):
+        keep(move, replace(move.state.kept, is_settled=True))
 
 
 def tell_apart(move: Move) -> None:

@@ -1,7 +1,7 @@
 """All live objects of some types, without a hand on any other.
 
 `gc.get_objects` gives its caller a reference to everything, also to a tuple that another thread is
-about to build: CPython (to 3.13 at least) then fails there, `SystemError: bad argument to internal
+about to build: CPython (seen in 3.11) then fails there, `SystemError: bad argument to internal
 function`, because a tuple somebody else can see must not change its size. So the list of all
 objects may exist only while no other thread can run: within one call of C code, which takes types
 apart by their identity and leaves only what was asked for.
@@ -22,7 +22,8 @@ guard of rehearsals is one. Nor will the hash of a type: a metaclass may have an
 def live_objects(kinds: Iterable[type]) -> list[Any]:
     """Objects of `kinds` and their subclasses that the collector knows.
 
-    By type: `isinstance` would wake dead weak proxies. Called on any thread.
+    By type: `isinstance` would wake dead weak proxies. Called on any thread; holds all others up
+    for as long as it takes to look at each object once (0.2 s for 230,000).
     """
     wanted = {_address(kind) for kind in with_subclasses(kinds)}
     was_enabled = gc.isenabled()

@@ -72,8 +72,10 @@ class Tally:
             _count(self._received, message)
         elif isinstance(message, PlanIssued):
             _count(self._early, message)
-        if self._is_open and isinstance(message, Commit):
-            self._close(message.number)
+        if isinstance(message, Commit):
+            if self._is_open:
+                self._close(message.number)
+            self._early.clear()
 
     def _open(self) -> None:
         if not self._is_open:
@@ -88,7 +90,6 @@ class Tally:
         plan = (PlanIssued.__name__, generation)
         if early := self._early.get(plan):
             self._received[plan] = self._received.get(plan, 0) + early
-        self._early.clear()
         frames = amount = 0
         if self.read_counters is not None and self._before is not None:
             now = self.read_counters()

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tests.waiting import eventually
 from trainmover.communicator import Mode, init_process_group
 from trainmover.communicator.incremental import core_partners
 from trainmover.edges.errand import Errand
@@ -146,13 +147,18 @@ def gates(rank: Rank) -> Any:
 
 
 def mismatch(rank: Rank, who_is_late: int) -> Any:
+    """Rank 1 finds out: by a message behind its own call, or by one that has come before it."""
     rank.init()
     if rank.index == who_is_late:
-        time.sleep(0.5)
+        rank.wait_board("called")
+    if rank.index == who_is_late == 1:
+        generation = rank.communicator._succession.current
+        eventually(lambda: generation.called_elsewhere, "the other's message", timeout_s=60.0)
     if rank.index == 0:
         work = dist.all_reduce(torch.ones(10), async_op=True)
     else:
         work = dist.broadcast(torch.ones(4, dtype=torch.float64), 0, async_op=True)
+    rank.board["called"] = True
     if rank.index == 1:
         text = str(rank.events.wait("mismatch")[1])
         assert "all_reduce" in text and "broadcast" in text and "float64" in text, text
