@@ -369,7 +369,7 @@ class Succession:
             number = current.number
             if not current.is_committed and channel.opened_for >= number:
                 self.fail_cut_over(peer, reason)
-            elif not current.is_broken or not current.is_committed:
+            else:  # also where it is broken already: nobody need wait for this peer's report
                 self._say(lambda: self._events.channel_broken(number, peer, reason))
         if prepared is None or prepared.port_of(peer) is None:
             return

@@ -256,6 +256,21 @@ def death_with_loader(rank: Rank) -> Any:
     return True
 
 
+def second_death(rank: Rank) -> Any:
+    """Two peers die, the second when the generation is broken already: both are told by name."""
+    rank.init()
+    assert total(rank) == 10.0
+    if rank.index > 1:
+        rank.wait_board(f"dies{rank.index}")
+        os.kill(os.getpid(), signal.SIGKILL)
+    for victim in (2, 3):
+        rank.gather_board(f"before{victim}", 2)
+        rank.board[f"dies{victim}"] = True
+        rank.events.wait("channel_broken", 1, f"w{victim}")
+        assert rank.communicator.mode is Mode.RUN_OUT
+    return True
+
+
 def joiner_dies(rank: Rank) -> Any:
     """A joiner dies while its channels are opened: said by name; the old generation goes on."""
     communicator = rank.communicator

@@ -34,6 +34,10 @@ def test_death_is_seen_although_loader_children_live() -> None:
     assert run_ranks(2, cases.death_with_loader, dying=(1,))[0] is True
 
 
+def test_a_peer_that_dies_in_a_broken_generation_is_named_too() -> None:
+    assert run_ranks(4, cases.second_death, dying=(2, 3))[:2] == [True] * 2
+
+
 def test_a_joiner_that_dies_while_it_is_prepared() -> None:
     results = run_ranks(4, cases.joiner_dies, dying=(3,))
     assert results[:3] == [True] * 3
