@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
+from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
+
 from trainmover.errors import StateMismatch, TrackError
 from trainmover.state.rng import capture_host_rng
 from trainmover.worker.loader_seeds import Numbered, batch_seed
@@ -34,14 +36,14 @@ class IndexTap:
         self.is_held = False
         self.seed: int | None = None
         self.stand_in: Any = None
-        self.latest: _TapIterator | None = None
+        self.latest: TapIterator | None = None
 
     def __iter__(self) -> Iterator[Any]:
         if self.is_held:
             return iter(())
         # Eagerly, as the loader itself would: a sampler may draw its order right here.
         source = self.inner if self.stand_in is None else self.stand_in
-        self.latest = _TapIterator(iter(source), self.skip, type(self.inner).__name__)
+        self.latest = TapIterator(iter(source), self.skip, type(self.inner).__name__)
         self.latest.seed = self.seed
         return self.latest
 
@@ -54,7 +56,9 @@ class IndexTap:
         return getattr(self.inner, name)
 
 
-class _TapIterator:
+class TapIterator:
+    """Batches of indices of one epoch."""
+
     def __init__(self, inner: Iterator[Any], skip: int, sampler_kind: str) -> None:
         self._inner = inner
         self._skip = skip
@@ -77,6 +81,11 @@ class _TapIterator:
                     "the data is not the same as where the position comes from"
                 ) from None
 
+    def drop(self, count: int) -> None:
+        """Skip `count` batches more. Raises StateMismatch: there are not so many."""
+        self._skip += count
+        self.prime()
+
     def __next__(self) -> Any:
         if self._skip:
             self.prime()
@@ -98,3 +107,11 @@ class _TapIterator:
                 "the start of __iter__, or give the sampler a torch.Generator of its own"
             )
         return indices
+
+
+def own_indices(iterator: Any) -> TapIterator | None:
+    """Where a loader's iterator takes the next batches from, if this process reads them itself."""
+    if not isinstance(iterator, _SingleProcessDataLoaderIter):
+        return None
+    indices = getattr(iterator, "_sampler_iter", None)
+    return indices if isinstance(indices, TapIterator) else None

@@ -22,7 +22,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from trainmover.errors import ScriptError, StateMismatch, TrackError
 from trainmover.state.codec import decode_plain, encode_plain
 from trainmover.state.rng import capture_host_rng, preserved_rng, restore_rng
-from trainmover.worker.index_tap import IndexTap
+from trainmover.worker.index_tap import IndexTap, own_indices
 from trainmover.worker.loader_deal import Deal
 from trainmover.worker.loader_order import Exhausted, has_state, settle_order
 from trainmover.worker.loader_place import Cursor, EpochStart, names_digest
@@ -221,17 +221,19 @@ class LoaderSource:
             self._load_state(encode_plain(state, "reshard_state()"))
 
     def _is_ahead(self, cursor: Cursor) -> bool:
-        """Whether `cursor` is a few batches ahead of what worker processes are reading already."""
+        """Whether `cursor` is a few batches ahead in the epoch that is being read."""
         if self._iterator is None or self._parked is not None or not self._is_indexed:
             return False
-        if self.loader.num_workers == 0 or cursor.start != self._start or not self.fetched:
+        if cursor.epoch != self.epoch or cursor.start != self._start or not self.fetched:
             return False
-        gap = cursor.fetched - self.fetched
-        return cursor.epoch == self.epoch and 0 <= gap <= READ_OVER_MAX
+        return 0 <= cursor.fetched - self.fetched <= READ_OVER_MAX
 
     def _advance(self, cursor: Cursor) -> None:
-        """Read over to `cursor`: starting worker processes anew costs more than a few batches."""
+        """Read over to `cursor`, or drop indices: worker processes and orders cost more to make."""
         with preserved_rng():
+            if indices := own_indices(self._iterator):
+                indices.drop(cursor.fetched - self.fetched)
+                self.fetched = cursor.fetched
             while self.fetched < cursor.fetched:
                 self.fetch()
         self._cursor = cursor
@@ -249,6 +251,7 @@ class LoaderSource:
         is_free, has_changed = set_rank(self.loader, change)
         self._deal.look_again()
         if has_changed and self._iterator is not None:
+            self.close()  # what it reads on is the other rank's
             self.seek(self.mark())
         return is_free
 

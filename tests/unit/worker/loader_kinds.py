@@ -280,12 +280,17 @@ def interrupted(make: Callable[[], Any], steps: int) -> list[tuple[Any, ...]]:
     return seen
 
 
-def moved(make: Callable[[], Any], steps: int, moves: set[int]) -> list[tuple[Any, ...]]:
-    """The same run, given to a new process's loader at each of the given steps."""
+def moved(
+    make: Callable[[], Any], steps: int, moves: set[int], early: int = 0
+) -> list[tuple[Any, ...]]:
+    """The same run, given to a new process's loader at each of the given steps; with `early` that
+    goes first to where the run was so many steps before, as a joiner does."""
     batches = built(make)
     seed_all(12)
     seen = []
+    hints = []
     for index in range(steps):
+        hints.append(batches.position())
         if index in moves:
             boundary = capture_rng()
             position = batches.position()
@@ -293,6 +298,8 @@ def moved(make: Callable[[], Any], steps: int, moves: set[int]) -> list[tuple[An
             batches = built(make)
             step(batches, reads=2)  # a standby's rehearsal
             restore_rng(boundary)
+            if early:
+                batches.restore(hints[max(index - early, 0)])
             batches.restore(position)
             assert capture_rng() == boundary
             assert batches.position() == position

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from tests.unit.worker.loader_kinds import (
     BATCH,
     SAMPLES,
+    EagerShuffle,
     Forgetful,
     LazyDraws,
     Numbers,
@@ -45,6 +47,25 @@ def test_joiner_goes_on_exactly_from_every_position(kind: str) -> None:
     expected = undisturbed(KINDS[kind], STEPS)
     for place in range(STEPS):
         assert moved(KINDS[kind], STEPS, {place}) == expected, f"moved at step {place}"
+
+
+@pytest.mark.parametrize("early", [1, 3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_joiner_with_a_head_start_goes_on_exactly(kind: str, early: int) -> None:
+    expected = undisturbed(KINDS[kind], STEPS)
+    for place in range(STEPS):
+        assert moved(KINDS[kind], STEPS, {place}, early) == expected, f"moved at step {place}"
+
+
+def test_a_head_start_draws_an_epoch_s_order_once() -> None:
+    leaver = built(KINDS["eager"])
+    hint = [next(leaver), leaver.position()][1]
+    target = [next(leaver), next(leaver), leaver.position()][2]
+    joiner = built(KINDS["eager"])
+    joiner.restore(hint)
+    with mock.patch.object(EagerShuffle, "__iter__", side_effect=AssertionError("drawn again")):
+        joiner.restore(target)
+        assert next(joiner).tolist() == next(leaver).tolist()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -178,6 +199,22 @@ def test_set_rank_then_restore_of_the_leaver_s_position() -> None:
     assert joiner.set_rank(1)
     joiner.restore(leaver.position())
     assert [next(joiner).tolist() for _ in range(9)] == [next(leaver).tolist() for _ in range(9)]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_joiner_that_is_given_another_rank_reads_that_one_s_part(workers: int) -> None:
+    leaver = Batches(replicas())  # rank 1
+    for _ in range(3):
+        next(leaver)
+    standby_loader = replicas(num_workers=workers)
+    standby_loader.sampler.rank = 0
+    joiner = Batches(standby_loader)
+    joiner.restore(leaver.position())  # a head start for a plan that is aborted
+    assert joiner.set_rank(1)
+    next(leaver)
+    joiner.restore(leaver.position())
+    assert [next(joiner).tolist() for _ in range(5)] == [next(leaver).tolist() for _ in range(5)]
+    joiner.close()
 
 
 def test_a_rank_held_by_the_dataset_is_not_changed_in_place() -> None:
