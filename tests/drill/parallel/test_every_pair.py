@@ -40,8 +40,8 @@ GAP_STEPS = 12
 SNAPSHOT_STEPS = 10
 FIRST_STEP = 4
 PAUSE_S = 0.5
-STEPS_PER_LOSS = 100
-"""More than pass until the machines are back; the rest goes by at full speed."""
+STEPS_PER_LOSS = 50
+"""Twice what passes until the machines are back on two cores; the rest goes by at full speed."""
 SHORT_STEPS = 60
 ENOUGH = "enough"
 
